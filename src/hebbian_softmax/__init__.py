@@ -1,0 +1,1 @@
+"""Softmax layers that memorise: fast learning of rare and new classes."""
