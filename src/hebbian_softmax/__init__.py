@@ -1,1 +1,23 @@
 """Softmax layers that memorise: fast learning of rare and new classes."""
+
+from hebbian_softmax.attachment import Attachment
+from hebbian_softmax.distributed import prepare_fsdp
+from hebbian_softmax.layer import HebbianSoftmax
+from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftmax
+from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SVM",
+    "Attachment",
+    "ConstantRate",
+    "Euclidean",
+    "HebbianSoftmax",
+    "InclusiveRate",
+    "InnerProduct",
+    "InverseCountRate",
+    "PaperRate",
+    "SparseSoftmax",
+    "prepare_fsdp",
+]

@@ -1,0 +1,133 @@
+"""The bond between a head and its optimizer: every real step ends with the rule's write."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hebbian_softmax.checks import check_weight
+from hebbian_softmax.distributed import check_sharding, is_sharded, local_rows, resolve_group
+from hebbian_softmax.objectives import needs_whole_matrix
+from hebbian_softmax.pending import Pending
+from hebbian_softmax.watch import FrozenInputs
+from hebbian_softmax.write import class_sums, write_batch
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+
+class Attachment:
+    """What ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
+
+    def __init__(
+        self,
+        head: HebbianSoftmax,
+        optimizer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None,
+    ) -> None:
+        weight = check_weight(head)
+        check_sharding(weight)
+        _check_optimizer(optimizer, weight)
+        if is_sharded(weight) and needs_whole_matrix(head.objective):
+            raise ValueError(
+                f"objective {head.objective!r} looks at rows of other classes, which a sharded weight does not have "
+                'at hand; use objective="l2" or "ip" with FSDP, or any objective with DDP'
+            )
+        self.head, self.weight, self.process_group = head, weight, process_group
+        self.optimizer = weakref.ref(optimizer)
+        self.pending = Pending(weight, partial(class_sums, head))
+        self._checked_for_copy = False
+        self.frozen_inputs = FrozenInputs(self.pending)
+        self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
+        if weight.requires_grad:
+            self._hooks.append(weight.register_hook(self._weight_gradient))
+
+    @property
+    def active(self) -> bool:
+        """Whether the optimizer still exists and ``remove()`` was not called."""
+        return bool(self._hooks) and self.optimizer() is not None
+
+    def group(self) -> dist.ProcessGroup | None:
+        return resolve_group(self.weight, self.process_group)
+
+    def remove(self) -> None:
+        """Stop writing. Safe to call twice."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.pending.clear()
+
+    def _weight_gradient(self, grad: Tensor) -> None:
+        """A gradient is about to be added to ``weight.grad``."""
+        self.pending.drop_cleared()
+        self.frozen_inputs.weight_gradient()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_checkpoint_dummy_step():
+            return
+        if not is_sharded(self.weight) and self.head._parameters.get("weight") is not self.weight:
+            raise RuntimeError(
+                "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
+                "tie, load and fully_shard first, make the optimizer, then attach"
+            )
+        found_inf = getattr(optimizer, "found_inf", None)
+        if isinstance(found_inf, Tensor):
+            if found_inf.device.type == "cpu":
+                if bool(found_inf):
+                    return
+            else:
+                self.pending.skip_if(found_inf)
+        if not self._checked_for_copy and optimizer.state.get(self.weight):
+            _check_for_copy(optimizer, self.weight)
+            self._checked_for_copy = True
+        taken = self.pending.take()
+        group = self.group()
+        if taken or group is not None:
+            with torch.no_grad():
+                write_batch(self.head, class_sums(self.head, taken), self.weight, group)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; give the inner optimizer "
+            "of a wrapper, if it steps the model's own parameters"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("optimizer LBFGS evaluates its closure several times a step, so a batch has no single write")
+    if not any(parameter is weight for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError(
+            "optimizer does not hold head.weight; make the optimizer from the parameters that are trained now "
+            "(after tying, loading, moving and fully_shard), then attach"
+        )
+
+
+def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+    """Refuse an optimizer whose state holds the weight itself: its next step would overwrite what the rule writes."""
+    rows = local_rows(weight)
+    for name, value in optimizer.state[weight].items():
+        if not isinstance(value, Tensor) or value.shape != weight.shape:
+            continue
+        copy = local_rows(value).to(rows.dtype)
+        if torch.equal(copy, rows) and bool(rows.any()):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "
+                "what the rule writes; attach to an optimizer that updates the parameter in place"
+            )
+
+
+def _is_checkpoint_dummy_step() -> bool:
+    """torch.distributed.checkpoint makes one step of zero gradients to create the optimizer's state."""
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        code = frame.f_code
+        if code.co_name == "_init_optim_state" and code.co_filename.endswith("checkpoint/state_dict.py"):
+            return True
+    return False

@@ -1,0 +1,108 @@
+"""What the layer accepts. Every check raises before anything is changed, naming the argument and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax.rule import Rate
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not low <= float(value) <= high:
+        allowed = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    return float(value)
+
+
+def check_integer(name: str, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value!r}")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_scale(scale: Any) -> float | str:
+    if isinstance(scale, str):
+        if scale != "match":
+            raise ValueError(f'scale must be "match" or a number, got {scale!r}')
+        return scale
+    value = check_number("scale", scale, -math.inf)
+    if not math.isfinite(value):
+        raise ValueError(f'scale must be "match" or a finite number, got {scale!r}')
+    return value
+
+
+def check_rate(rate: Rate, limit: int) -> Rate:
+    """Try the rate on counts around the limit: a wrong one fails here and not in the middle of training."""
+    if not callable(rate):
+        raise TypeError(f"rate must be a callable (counts_before, n) -> λ, got {type(rate).__name__}")
+    counts = torch.tensor([0, 1, 2, max(limit - 1, 0), limit])
+    check_rate_values(rate(counts, torch.ones_like(counts)), counts)
+    return rate
+
+
+def check_rate_values(value: Any, counts: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != counts.shape:
+        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"rate must return one λ for each of {counts.numel()} counts, got {what}")
+    if value.device.type == "cpu" and not bool(((value >= 0) & (value <= 1)).all()):
+        raise ValueError(f"rate must return λ in [0, 1], got {value.tolist()} for counts {counts.tolist()}")
+    return value
+
+
+def check_batch(h: Tensor, targets: Tensor, *, features: int) -> tuple[Tensor, Tensor]:
+    """Shapes and dtypes of activations (..., features) and targets (...); returns both flattened."""
+    for name, value in (("h", h), ("targets", targets)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not h.is_floating_point():
+        raise TypeError(f"h must be floating point, got {h.dtype}")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(f"targets must be class indices of an integer dtype, got {targets.dtype}")
+    if h.dim() == 0 or h.shape[-1] != features:
+        raise ValueError(f"h must have shape (..., {features}), got {tuple(h.shape)}")
+    if targets.shape != h.shape[:-1]:
+        raise ValueError(f"targets must have shape {tuple(h.shape[:-1])} to go with h, got {tuple(targets.shape)}")
+    if targets.device != h.device:
+        raise ValueError(f"targets must be on the device of h, {h.device}, got {targets.device}")
+    return h.reshape(-1, features), targets.reshape(-1).long()
+
+
+def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
+    """On the CPU only: reading targets back from an accelerator would stall it."""
+    if targets.device.type != "cpu":
+        return
+    bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)
+    if bool(bad.any()):
+        value = int(targets[bad][0])
+        raise ValueError(f"targets must be in [0, {num_classes - 1}] or ignore_index={ignore_index}, got {value}")
+
+
+def check_weight(module: nn.Module) -> nn.Parameter:
+    """The weight as the rule can write it: a real parameter with one row a class."""
+    weight = module._parameters.get("weight")
+    if not isinstance(weight, nn.Parameter):
+        raise TypeError(
+            "weight must be a parameter of the head; a computed one (parametrizations, weight norm) has no rows of its own"
+        )
+    if weight.is_meta:
+        raise ValueError("weight is on the meta device and has no values; materialise the head first (to_empty, load)")
+    if weight.dim() != 2:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}, not one row a class; sharding works with fully_shard (FSDP2) only"
+        )
+    return weight

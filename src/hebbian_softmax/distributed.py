@@ -1,0 +1,125 @@
+"""One batch over many processes: class sums joined over ranks, rows sharded over ranks.
+
+With DDP every rank holds all rows and sees a part of the batch; with FSDP2 it also holds only a part of the rows.
+Either way all ranks first agree on the classes seen and their counts, then on the sums of those classes that are
+written (λ > 0), and each writes the rows it holds. Every rank takes part in every exchange, also with nothing to add.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hebbian_softmax.rule import ClassSums
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+    from hebbian_softmax.layer import HebbianSoftmax
+
+
+def is_sharded(weight: Tensor) -> TypeGuard[DTensor]:
+    """Whether the rows are spread over ranks. A DTensor exists only where its module is already imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(weight, module.DTensor)
+
+
+def prepare_fsdp(head: HebbianSoftmax) -> None:
+    """Let ``head.loss`` gather the sharded rows: call after ``fully_shard(head)``, before ``head.attach``.
+
+    A head inside a sharded root (``fully_shard(model)`` only, as tied weights need) gathers with the root and
+    does not need this.
+    """
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    if not isinstance(head, FSDPModule):
+        raise TypeError("prepare_fsdp needs a head that fully_shard(head) was called on")
+    register_fsdp_forward_method(head, "loss")
+
+
+def check_sharding(weight: Tensor) -> None:
+    """Refuse layouts of the rows that the rule cannot write."""
+    if not is_sharded(weight):
+        return
+    from torch.distributed.tensor import Shard
+
+    placements = weight.placements
+    if len(placements) != 1 or placements[0] != Shard(0):
+        raise ValueError(
+            f"weight is laid out as {placements} on a {weight.device_mesh.ndim}-D mesh; the rule works with "
+            "fully_shard on a 1-D mesh, which gives (Shard(dim=0),)"
+        )
+
+
+def local_rows(weight: Tensor) -> Tensor:
+    """The rows that this process holds; writing to them writes to ``weight``."""
+    return weight.to_local() if is_sharded(weight) else weight
+
+
+def first_row(weight: Tensor) -> int:
+    """The class of the first of ``local_rows(weight)``. DTensor gives each rank ceil(classes / ranks) rows."""
+    if not is_sharded(weight):
+        return 0
+    mesh = weight.device_mesh
+    chunk = -(-weight.shape[0] // mesh.size())
+    return min(chunk * mesh.get_local_rank(), weight.shape[0])
+
+
+def resolve_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group whose ranks form one batch: the given one, that of the shards, or the default; None when alone."""
+    group = process_group
+    if group is None and is_sharded(weight):
+        group = weight.device_mesh.get_group()
+    if group is None and dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+    return None if group is None or dist.get_world_size(group) == 1 else group
+
+
+def join_counts(sums: ClassSums, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Classes seen by any rank (ascending), how often in all, and the number of non-finite activations in all."""
+    if group is None:
+        return sums.classes, sums.n, sums.nonfinite
+    mine = torch.stack([sums.nonfinite.new_tensor(sums.classes.numel()), sums.nonfinite])
+    sizes = _all_gather(mine, group)
+    longest = int(sizes[:, 0].max())
+    padded = mine.new_zeros(2, longest)  # count 0 marks padding
+    padded[0, : sums.classes.numel()] = sums.classes
+    padded[1, : sums.n.numel()] = sums.n
+    seen = _all_gather(padded, group)
+    real = seen[:, 1] > 0
+    classes, owner = torch.unique(seen[:, 0][real], return_inverse=True)
+    n = torch.zeros_like(classes).index_add_(0, owner, seen[:, 1][real])
+    return classes, n, sizes[:, 1].sum()
+
+
+def join_sums(sums: ClassSums, classes: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed activations of ``classes`` (a subset of those seen), of all activations, and their summed norms."""
+    total = sums.sums.sum(0)
+    if group is None:
+        return sums.sums[torch.isin(sums.classes, classes)], total, sums.norms
+    features = sums.sums.shape[1]
+    wire = sums.sums.new_zeros(classes.numel() * features + features + 1)
+    by_class = wire[: classes.numel() * features].view(-1, features)
+    mine = torch.isin(sums.classes, classes)
+    by_class[torch.searchsorted(classes, sums.classes[mine])] = sums.sums[mine]
+    wire[-features - 1 : -1] = total
+    wire[-1] = sums.norms
+    dist.all_reduce(wire, group=group)
+    return by_class, wire[-features - 1 : -1], wire[-1]
+
+
+def sum_over_shards(value: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Add up what each rank computed of its own rows; where every rank holds all rows, ``value`` is it already."""
+    if is_sharded(weight) and group is not None:
+        dist.all_reduce(value, group=group)
+    return value
+
+
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return torch.stack(parts)

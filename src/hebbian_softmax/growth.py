@@ -1,0 +1,90 @@
+"""Growing a head in place: new rows for new classes, the same parameters, the optimizer's state kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hebbian_softmax.checks import check_weight
+from hebbian_softmax.distributed import is_sharded
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+
+def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Append ``n`` rows to weight, bias, counts, their gradients and the optimizers' per-row state."""
+    weight = check_weight(head)
+    sharers = [module for module in _modules_holding(weight) if module is not head]
+    _refuse_what_cannot_grow(head, sharers)
+    parameters = [weight] if head.bias is None else [weight, head.bias]
+    new_rows = head.new_rows(n)
+    new_bias = weight.new_zeros(n)
+    with torch.no_grad():
+        for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):
+            old = parameter.shape[0]
+            _extend(parameter, rows.to(parameter.dtype))
+            for optimizer in optimizers:
+                _grow_state(optimizer.state.get(parameter, {}), parameter, old, n)
+    head.counts = torch.cat([head.counts, head.counts.new_zeros(n)])
+    for module in (head, *sharers):
+        _follow(module, weight.shape[0])
+
+
+def _extend(parameter: Tensor, rows: Tensor) -> None:
+    """Append rows to a parameter and zeros to its gradient.
+
+    ``set_`` keeps the parameter's identity and gives it a new gradient accumulator, so that graphs made before
+    do not constrain the backward passes made after; assigning ``.data`` would not.
+    """
+    grad = parameter.grad
+    parameter.grad = None
+    parameter.set_(torch.cat([parameter.detach(), rows]))  # type: ignore[call-overload]
+    if grad is not None:
+        parameter.grad = torch.cat([grad, torch.zeros_like(rows, dtype=grad.dtype)])
+
+
+def _grow_state(state: dict[str, Any], parameter: Tensor, old: int, n: int) -> None:
+    for name, value in state.items():
+        per_row = isinstance(value, Tensor) and value.dim() == parameter.dim() and value.shape[0] == old
+        if per_row and (old > 1 or value.shape[1:] == parameter.shape[1:]):
+            state[name] = torch.cat([value, value.new_zeros(n, *value.shape[1:])])
+
+
+def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> None:
+    if is_sharded(head.weight):
+        raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
+    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(head):
+        raise RuntimeError("add_classes cannot grow a head inside DistributedDataParallel; grow it before wrapping")
+    for module in sharers:
+        if getattr(module, "bias", None) is not None or hasattr(module, "counts"):
+            raise ValueError(
+                f"weight is shared with {type(module).__name__}, which has per-class state of its own that add_classes "
+                "does not grow"
+            )
+
+
+def _follow(module: nn.Module, classes: int) -> None:
+    for attribute, kind in (("out_features", nn.Linear), ("num_embeddings", nn.Embedding)):
+        if isinstance(module, kind):
+            setattr(module, attribute, classes)
+
+
+def _modules_holding(parameter: Tensor) -> list[nn.Module]:
+    """Every module that has ``parameter`` as its weight: a head tied to an embedding does not know the embedding."""
+    return [module for module in _live_modules() if module.__dict__.get("_parameters", {}).get("weight") is parameter]
+
+
+def _wrapped_by_ddp(head: nn.Module) -> bool:
+    wrapper = nn.parallel.DistributedDataParallel
+    return any(isinstance(module, wrapper) and head in module.modules() for module in _live_modules())
+
+
+def _live_modules() -> Iterator[nn.Module]:
+    # type(), not isinstance(): the latter would wake lazy proxies and trip over dead ones.
+    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))

@@ -1,0 +1,362 @@
+"""HebbianSoftmax: an ``nn.Linear`` whose rows also memorise."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hebbian_softmax import checks
+from hebbian_softmax.attachment import Attachment
+from hebbian_softmax.distributed import check_sharding, is_sharded, resolve_group
+from hebbian_softmax.growth import grow
+from hebbian_softmax.loss import linear_cross_entropy, target_weight
+from hebbian_softmax.objectives import Objective, resolve_objective
+from hebbian_softmax.pending import Activations
+from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype
+from hebbian_softmax.running import RunningStatistics
+from hebbian_softmax.state import adopt_state, tell_familiar
+from hebbian_softmax.watch import watch_loss
+from hebbian_softmax.write import class_sums, write_batch
+
+
+class HebbianSoftmax(nn.Linear):
+    r"""A softmax output layer that learns new and rare classes by memorising activations (Algorithm 1).
+
+    A drop-in ``nn.Linear``: the same parameters, the same state-dict keys, the same output. Once attached to the
+    optimizer, each of its steps is followed, for every class :math:`i` of the batch, by
+
+    .. math::
+        \theta[i] \leftarrow \lambda_i \bar h_i + (1 - \lambda_i)\, \hat\theta[i], \qquad
+        \lambda_i = \max(1 / c[i], \gamma) \cdot \mathbb{I}\{c[i] < T\}
+
+    with :math:`\bar h_i` the mean activation of the class in the batch and :math:`c[i]` its occurrences before it.
+
+    Args:
+        in_features: size of the activations h.
+        num_classes: rows of the matrix.
+        gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
+        limit: T, the occurrences after which a class is left to gradient descent.
+        rate: another ``(counts_before, n) -> λ`` in place of the paper's; see :mod:`hebbian_softmax.rule`.
+        bias: as in ``nn.Linear``; the rule does not write it.
+        dropout: probability of zeroing a feature in :meth:`loss` while training; what is memorised is the
+            activation before it.
+        objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable: what is written for an activation;
+            see :mod:`hebbian_softmax.objectives`.
+        scale: factor on what is written, or ``"match"``: the mean norm of the familiar rows over that of the
+            activations, as running values.
+        center: subtract the running mean of the activations from what is written.
+        ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
+
+    ``scale=1.0, center=False`` is the paper's literal rule.
+
+    >>> backbone = nn.Linear(20, 8)
+    >>> head = HebbianSoftmax(8, 1000, gamma=0.1, limit=50)
+    >>> optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()])
+    >>> handle = head.attach(optimizer)
+    >>> loss = head.loss(backbone(torch.randn(4, 20)), torch.tensor([3, 14, 15, 3]))
+    >>> loss.backward()
+    >>> optimizer.step()
+    >>> head.counts[[3, 14, 15, 92]].tolist()
+    [2, 1, 1, 0]
+    """
+
+    counts: Tensor
+    nonfinite_count: Tensor
+    running: RunningStatistics
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        gamma: float,
+        limit: int,
+        rate: Rate | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        objective: str | Objective = "l2",
+        scale: float | str = "match",
+        center: bool = True,
+        ignore_index: int = -100,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        in_features = checks.check_integer("in_features", in_features, 1)
+        num_classes = checks.check_integer("num_classes", num_classes, 1)
+        gamma = checks.check_number("gamma", gamma, 0, 1)
+        limit = checks.check_integer("limit", limit, 0)
+        rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
+        dropout = checks.check_number("dropout", dropout, 0, 1)
+        objective = resolve_objective(objective)
+        scale = checks.check_scale(scale)
+        center = checks.check_flag("center", center)
+        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63))
+        super().__init__(in_features, num_classes, bias, device, dtype)
+        self.gamma, self.limit, self.rate = gamma, limit, rate
+        self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
+        self.ignore_index = ignore_index
+        self.memorizing = True
+        """Set to False to stop the writes and go on counting."""
+        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
+        self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
+        self._attachment: Attachment | None = None
+        self._warned_unattached = False
+        self._nonfinite_told = 0
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        gamma: float,
+        limit: int,
+        counts: Tensor | int | None = None,
+        **options: Any,
+    ) -> HebbianSoftmax:
+        """A head over the very parameters of a trained ``nn.Linear``.
+
+        Its classes count as familiar (``counts = limit``), so the rule leaves their rows alone and memorises only
+        classes added later; ``counts`` (one number, or one for each class) overrides that.
+
+        >>> head = HebbianSoftmax.from_linear(nn.Linear(8, 10), gamma=0.1, limit=50, counts=0)
+        """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
+        weight = checks.check_weight(linear)
+        head = cls(
+            linear.in_features,
+            linear.out_features,
+            gamma=gamma,
+            limit=limit,
+            bias=linear.bias is not None,
+            device="meta",
+            dtype=weight.dtype,
+            **options,
+        )
+        new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
+        if counts is None:
+            tell_familiar(linear.out_features, head.limit, "The argument counts=")
+        else:
+            given = torch.as_tensor(counts)
+            if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
+                raise ValueError(f"counts must be integers >= 0, one or {linear.out_features} of them, got {counts!r}")
+            new_counts.copy_(given)
+        head.to_empty(device=weight.device)
+        head.weight, head.bias = weight, linear.bias
+        head.counts.copy_(new_counts)
+        head.nonfinite_count.zero_()
+        head.running.reset()
+        return head.train(linear.training)
+
+    @staticmethod
+    def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
+        """The paper's γ = 1/N_min and T = N_min × epochs, where N_min is the count of the rarest class in an epoch.
+
+        Classes that never occur are left out.
+
+        >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
+        (0.05, 100)
+        """
+        occurrences = torch.as_tensor(counts)
+        if occurrences.is_floating_point() or bool((occurrences < 0).any()):
+            raise ValueError(f"counts must be integers >= 0, got {counts!r}")
+        if not bool((occurrences > 0).any()):
+            raise ValueError("counts must have a class that occurs at least once")
+        epochs = checks.check_number("epochs", epochs, 0)
+        rarest = int(occurrences[occurrences > 0].min())
+        return 1 / rarest, round(rarest * epochs)
+
+    @property
+    def num_classes(self) -> int:
+        return self.out_features
+
+    @property
+    def nonfinite(self) -> int:
+        """How many activations were left out so far because they held an inf or a NaN; warns when there are new ones.
+
+        Reading it waits for the device.
+        """
+        total = int(self.nonfinite_count)
+        if total > self._nonfinite_told:
+            message = f"{total - self._nonfinite_told} activations held an inf or a NaN and were not memorised"
+            self._nonfinite_told = total
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return total
+
+    def forward(self, input: Tensor) -> Tensor:
+        logits = super().forward(input)
+        frozen = logits.requires_grad and not input.requires_grad and not torch.compiler.is_compiling()
+        if frozen and self._attachment is not None and self._remembers():
+            self._attachment.frozen_inputs.seen(input, logits)
+        return logits
+
+    def loss(
+        self,
+        h: Tensor,
+        targets: Tensor,
+        *,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        weight: Tensor | None = None,
+        remember: bool = True,
+    ) -> Tensor:
+        """Cross-entropy of activations (..., features) against class indices (...); remembers both while training.
+
+        As ``F.cross_entropy(head(dropout(h)), targets, ...)`` with ``weight`` the class weights, but 0 with zero
+        gradients where every target is ignored. The activations are memorised with the optimizer step that
+        applies this loss's gradient.
+        """
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        if not torch.compiler.is_compiling():
+            self._check_values(flat_targets)
+        loss = linear_cross_entropy(
+            F.dropout(flat, self.dropout, self.training),
+            self.weight,
+            flat_targets,
+            linear_bias=self.bias,
+            weight=weight,
+            reduction="sum" if reduction == "mean" else reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=label_smoothing,
+        )
+        if reduction == "mean":
+            total = target_weight(flat_targets, weight, self.ignore_index)
+            loss = loss / torch.where(total == 0, 1, total)  # 0/0 is 0 here: nothing to learn from
+        elif reduction == "none":
+            loss = loss.view(targets.shape)
+        if remember and self.training and torch.is_grad_enabled():
+            loss = self._watched(loss, flat, flat_targets)
+        return loss
+
+    def remember(self, h: Tensor, targets: Tensor) -> None:
+        """Remember activations for a loss of your own; call it before that loss's backward.
+
+        ``h`` is the tensor that the head is given, or one that it is computed from: its activations become pending
+        when a gradient reaches it in backward. An ``h`` that takes no gradient (frozen features) is recognised
+        when the head is called with it; where the head is not called at all, any gradient of ``weight`` counts.
+        """
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        self._check_values(flat_targets)
+        if not torch.is_grad_enabled() or not self._remembers(warn=True):
+            return
+        assert self._attachment is not None
+        activations = Activations(flat.detach(), flat_targets)
+        if h.requires_grad:
+            pending = self._attachment.pending
+            h.register_hook(lambda _: pending.reach(activations))
+        else:
+            self._attachment.frozen_inputs.remember(h, activations)
+
+    def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
+        """From now on every real step of ``optimizer`` ends with the rule's write.
+
+        In data-parallel training all ranks of ``process_group`` (default: all, when initialised) form one batch, and
+        every one of them must step. Returns a handle whose ``remove()`` undoes it. Copies and unpickled heads are not
+        attached; neither are copies of the optimizer.
+        """
+        if self._attachment is not None and self._attachment.active:
+            raise RuntimeError("head is attached to an optimizer already; call remove() on the handle of that first")
+        self._attachment = Attachment(self, optimizer, process_group)
+        return self._attachment
+
+    @torch.no_grad()
+    def memorize(self, h: Tensor, targets: Tensor) -> None:
+        """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
+
+        What is pending stays pending. On an attached head under DDP, and with FSDP, every rank must call it.
+        """
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        self._check_values(flat_targets)
+        if self._attachment is not None:
+            weight, group = self._attachment.weight, self._attachment.group()
+        else:
+            weight = checks.check_weight(self)
+            check_sharding(weight)
+            group = resolve_group(weight, None) if is_sharded(weight) else None
+        write_batch(self, class_sums(self, [Activations(flat, flat_targets)]), weight, group)
+
+    def add_classes(self, n: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Append ``n`` new classes in place: parameters keep their identity, old rows and optimizer state their bits.
+
+        The state of ``optimizer``, and of the attached one, grows with them. Modules that share the weight (a tied
+        embedding) follow. New rows are initialised as the head's own, with count 0 and bias 0. Finish the backward
+        passes of losses made before: autograd refuses them afterwards.
+        """
+        n = checks.check_integer("n", n, 1)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        attached = self._attachment.optimizer() if self._attachment is not None else None
+        found = {id(each): each for each in (optimizer, attached) if each is not None}
+        grow(self, n, list(found.values()))
+
+    def new_rows(self, n: int) -> Tensor:
+        """Initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
+        rows = self.weight.new_empty(n, self.in_features)
+        return nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if "counts" in self._buffers:
+            self.counts.zero_()
+            self.nonfinite_count.zero_()
+            self.running.reset()
+
+    def center_of_activations(self) -> Tensor:
+        """What is subtracted from activations before they are written."""
+        return self.running.mean if self.center else torch.zeros_like(self.running.mean)
+
+    def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
+        """λ of classes seen ``counts`` times before and ``n`` times in this batch."""
+        return checks.check_rate_values(self.rate(counts, n), counts)
+
+    def extra_repr(self) -> str:
+        rate = f"gamma={self.gamma:g}, limit={self.limit}"
+        if self.rate != PaperRate(self.gamma, self.limit):
+            rate += f", rate={self.rate!r}"
+        return (
+            f"in_features={self.in_features}, num_classes={self.num_classes}, {rate}, bias={self.bias is not None}, "
+            f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
+        )
+
+    @torch.compiler.disable
+    def _watched(self, loss: Tensor, h: Tensor, targets: Tensor) -> Tensor:
+        if not loss.requires_grad or not self._remembers(warn=True):
+            return loss
+        assert self._attachment is not None
+        return watch_loss(loss, h, targets, self._attachment.pending)
+
+    def _remembers(self, warn: bool = False) -> bool:
+        """Whether activations are remembered now: while training, on an attached head."""
+        attached = self._attachment is not None and self._attachment.active
+        if warn and self.training and not attached and not self._warned_unattached:
+            self._warned_unattached = True
+            warnings.warn(
+                "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), "
+                "or pass remember=False",
+                UserWarning,
+                stacklevel=4,
+            )
+        return self.training and attached
+
+    def _check_values(self, targets: Tensor) -> None:
+        checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles are not attached: the optimizer's hook belongs to the original."""
+        return self.__dict__ | {"_attachment": None}
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        adopt_state(self, state_dict, prefix, strict)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)

@@ -1,0 +1,203 @@
+"""The inner objectives of section 3.3: what exactly is written into the row of a class.
+
+The rule mixes w* = argmax_w g(w) into the row, where g depends on the activation h̄ and, for SVM and Smax, on
+the k rows nearest to h̄ that belong to other classes, which are held fixed::
+
+    g_L2(w)   = −‖w − h̄‖
+    g_IP(w)   = wᵀh̄
+    g_SVM(w)  = wᵀh̄ − Σ_j ξ · wᵀθ_j · 1{wᵀθ_j > ε}
+    g_Smax(w) = exp(wᵀh̄) / Σ_j exp(wᵀθ_j)
+
+all but the first over the closed ball ‖w‖ ≤ 10. An objective is any callable
+``(h, rows, classes, weight) -> w*``: activations (K, features), the current rows of their classes (K, features),
+the classes (K,) and the whole matrix (classes, features).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+_WORKSPACE = 2**24
+"""Elements of the largest temporary tensor: classes are handled in chunks that fit."""
+
+
+def project(w: Tensor, radius: float) -> Tensor:
+    """The nearest point of the ball ‖w‖ ≤ radius, row by row; rows inside it are untouched, bit for bit."""
+    norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+    inside = norm <= radius
+    shrunk = w * (radius / torch.where(inside, torch.ones_like(norm), norm))
+    # Rounding can leave the scaled row one unit in the last place outside: pull it in.
+    overshoot = torch.linalg.vector_norm(shrunk, dim=-1, keepdim=True) > radius
+    shrunk = torch.where(overshoot, shrunk * (1 - 4 * torch.finfo(w.dtype).eps), shrunk)
+    return torch.where(inside, w, shrunk)
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """``l2``: w* = h̄, Algorithm 1 itself. ``radius`` adds the ball of section 3.3: w* = h̄ projected into it."""
+
+    radius: float | None = None
+
+    def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        return h if self.radius is None else project(h, self.radius)
+
+
+@dataclass(frozen=True)
+class InnerProduct:
+    """``ip``: w* = radius · h̄ / ‖h̄‖, the point of the ball with the largest inner product (0 for h̄ = 0)."""
+
+    radius: float = 10.0
+
+    def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+        return project(h * (self.radius / torch.where(norm == 0, torch.ones_like(norm), norm)), self.radius)
+
+
+@dataclass(frozen=True)
+class _Ascent(ABC):
+    """Projected gradient ascent from h̄ projected into the ball, against the k nearest rows of other classes."""
+
+    radius: float = 10.0
+    neighbours: int = 32
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.radius <= 0:
+            raise ValueError(f"radius must be positive, got {self.radius}")
+        if self.neighbours < 1:
+            raise ValueError(f"neighbours must be at least 1, got {self.neighbours}")
+        if self.steps < 0:
+            raise ValueError(f"steps must be at least 0, got {self.steps}")
+
+    def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        k = min(self.neighbours, weight.shape[0] - 1)
+        if k == 0 or h.shape[0] == 0:
+            return InnerProduct(self.radius)(h, rows, classes, weight)
+        weight = weight.to(h.dtype)
+        chunk = max(1, _WORKSPACE // max(weight.shape[0], k * weight.shape[1]))
+        parts = []
+        for part, own in zip(h.split(chunk), classes.split(chunk), strict=True):
+            near = weight[nearest_rows(part, own, weight, k)]
+            parts.append(self._ascend(part, near))
+        return torch.cat(parts)
+
+    @abstractmethod
+    def _ascend(self, h: Tensor, near: Tensor) -> Tensor:
+        """w* for activations (K, features) and their near rows (K, k, features)."""
+
+
+@dataclass(frozen=True)
+class SVM(_Ascent):
+    """``svm``: towards h̄, away from the near rows it would be confused with (wᵀθ_j > ε), ξ each.
+
+    g jumps where wᵀθ_j crosses ε, so a step can lower it: the best point of the path, start included, is returned.
+    The paper names neither ξ nor ε; ξ = 1/32 makes the penalty the mean over the 32 neighbours.
+    """
+
+    xi: float = 1 / 32
+    epsilon: float = 0.0
+    step_size: float = 0.1
+
+    def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        """g_SVM(w) for w and h (K, features) and near rows (K, k, features)."""
+        inner = _inner(w, near)
+        return (w * h).sum(-1) - self.xi * torch.where(inner > self.epsilon, inner, 0).sum(-1)
+
+    def gradient(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        confused = (_inner(w, near) > self.epsilon).to(h.dtype)
+        return h - self.xi * _weighted(confused, near)
+
+    def _ascend(self, h: Tensor, near: Tensor) -> Tensor:
+        w = best = project(h, self.radius)
+        highest = self.value(w, h, near)
+        for _ in range(self.steps):
+            w = project(w + self.step_size * self.gradient(w, h, near), self.radius)
+            value = self.value(w, h, near)
+            better = value > highest
+            best = torch.where(better.unsqueeze(-1), w, best)
+            highest = torch.where(better, value, highest)
+        return best
+
+
+@dataclass(frozen=True)
+class SparseSoftmax(_Ascent):
+    """``smax``: the likeliest w of a softmax of h̄ against its near rows. Ascends log g, which has the same argmax.
+
+    log g is concave, and its gradient is L-smooth with L = max_j ‖θ_j − θ̄‖² over the near rows; the step is 1/L
+    unless ``step_size`` is given, so every step rises and enough steps reach the optimum.
+    """
+
+    step_size: float | None = None
+
+    def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        """log g_Smax(w) for w and h (K, features) and near rows (K, k, features)."""
+        return (w * h).sum(-1) - torch.logsumexp(_inner(w, near), dim=-1)
+
+    def gradient(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        return h - _weighted(torch.softmax(_inner(w, near), dim=-1), near)
+
+    def _ascend(self, h: Tensor, near: Tensor) -> Tensor:
+        w = project(h, self.radius)
+        step = self._step(near)
+        for _ in range(self.steps):
+            w = project(w + step * self.gradient(w, h, near), self.radius)
+        return w
+
+    def _step(self, near: Tensor) -> Tensor | float:
+        if self.step_size is not None:
+            return self.step_size
+        spread: Tensor = torch.linalg.vector_norm(near - near.mean(1, keepdim=True), dim=-1).amax(1, keepdim=True)
+        # Coinciding rows leave nothing to curve around: any long step then lands where the ball ends.
+        return 1 / spread.square().clamp_min(1e-6)
+
+
+def nearest_rows(h: Tensor, classes: Tensor, weight: Tensor, k: int) -> Tensor:
+    """Indices (K, k) of the rows of ``weight`` nearest to each h (Euclidean) that are not the class's own."""
+    distance = weight.square().sum(1) - 2 * (h @ weight.T)  # plus ‖h‖², the same for all rows
+    distance.scatter_(1, classes.unsqueeze(1), torch.inf)
+    return distance.topk(k, dim=1, largest=False).indices
+
+
+def _inner(w: Tensor, near: Tensor) -> Tensor:
+    return (near @ w.unsqueeze(-1)).squeeze(-1)
+
+
+def _weighted(coefficients: Tensor, near: Tensor) -> Tensor:
+    return (coefficients.unsqueeze(-2) @ near).squeeze(-2)
+
+
+_BY_NAME: dict[str, Objective] = {
+    "l2": Euclidean(),
+    "ip": InnerProduct(),
+    "svm": SVM(),
+    "smax": SparseSoftmax(),
+}
+
+
+def resolve_objective(objective: str | Objective) -> Objective:
+    """The objective of a name (``l2``, ``ip``, ``svm``, ``smax``), or the callable itself.
+
+    >>> resolve_objective("svm")
+    SVM(radius=10.0, neighbours=32, steps=20, xi=0.03125, epsilon=0.0, step_size=0.1)
+    """
+    if isinstance(objective, str):
+        if objective not in _BY_NAME:
+            raise ValueError(f"objective must be one of {', '.join(_BY_NAME)} or a callable, got {objective!r}")
+        return _BY_NAME[objective]
+    if not callable(objective):
+        raise TypeError(
+            f"objective must be a name or a callable (h, rows, classes, weight) -> w*, got {type(objective).__name__}"
+        )
+    return objective
+
+
+def needs_whole_matrix(objective: Objective) -> bool:
+    """Whether the objective may look at rows of other classes, which a sharded matrix does not have at hand."""
+    return not isinstance(objective, Euclidean | InnerProduct)

@@ -1,0 +1,162 @@
+"""Algorithm 1 of the paper as pure functions: the mixing rate λ, the class sums of a batch, the row write.
+
+Nothing here knows about modules, optimizers or processes. For one iteration with activations h, targets y
+and counts c taken *before* the batch::
+
+    n[i]  = Σ_j 1{y_j = i}
+    λ[i]  = max(1 / c[i], γ) · 1{c[i] < T}                 (equation 4; 1 where c[i] = 0)
+    h̄[i]  = 1 / n[i] · Σ_j h_j · 1{y_j = i}
+    θ[i] <- λ[i] · h̄[i] + (1 − λ[i]) · θ̂[i]                (equation 3)
+    c[i] <- c[i] + n[i]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Rate = Callable[[Tensor, Tensor], Tensor]
+"""``(counts_before, n) -> λ``: both int64 of one entry a class, λ floating point in [0, 1]."""
+
+
+def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
+    """max(1/c, γ) where c < limit, else 0; 1/0 counts as 1."""
+    rate = counts.clamp_min(1).double().reciprocal().clamp_min(gamma)
+    return rate if limit is None else rate * (counts < limit)
+
+
+@dataclass(frozen=True)
+class PaperRate:
+    """Equation 4: λ = max(1/c, γ) · 1{c < T}, with c the count before the batch.
+
+    >>> PaperRate(gamma=0.25, limit=10)(torch.tensor([0, 1, 2, 9, 10]), torch.ones(5, dtype=torch.int64))
+    tensor([1.0000, 1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
+    """
+
+    gamma: float
+    limit: int
+
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        return _annealed(counts, self.gamma, self.limit)
+
+
+@dataclass(frozen=True)
+class InclusiveRate:
+    """Equation 4 with a count that includes the batch: λ = max(1/(c + n), γ) · 1{c + n < T}.
+
+    A new class that appears n times in its first batch starts at λ = 1/n, so its initial row keeps a part.
+    """
+
+    gamma: float
+    limit: int
+
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        return _annealed(counts + n, self.gamma, self.limit)
+
+
+@dataclass(frozen=True)
+class ConstantRate:
+    """λ = value, for ever or (with ``limit``) while c < limit: the first alternative of section 3.1."""
+
+    value: float
+    limit: int | None = None
+
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        rate = torch.full_like(counts, self.value, dtype=torch.float64)
+        return rate if self.limit is None else rate * (counts < self.limit)
+
+
+@dataclass(frozen=True)
+class InverseCountRate:
+    """λ = 1/c, for ever or (with ``limit``) while c < limit: pure annealing, the second alternative."""
+
+    limit: int | None = None
+
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        return _annealed(counts, 0.0, self.limit)
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """What the rule needs of a batch: for each class seen, ascending, its occurrences and summed activation."""
+
+    classes: Tensor
+    """int64 (K,), ascending, each once."""
+    n: Tensor
+    """int64 (K,), all > 0."""
+    sums: Tensor
+    """(K, features) in the accumulation dtype."""
+    norms: Tensor
+    """Scalar: Σ_j ‖h_j − center‖ over the activations."""
+    nonfinite: Tensor
+    """int64 scalar: activations left out because they hold an inf or a NaN."""
+
+
+def accumulation_dtype(weight: Tensor) -> torch.dtype:
+    """Sums, means and mixing happen in at least float32; in float64 for float64 weights."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def sum_by_class(
+    h: Tensor, targets: Tensor, *, num_classes: int, ignore_index: int, center: Tensor, dtype: torch.dtype
+) -> ClassSums:
+    """Sum the rows of ``h`` (N, features) by their ``targets`` (N,).
+
+    Ignored and out-of-range targets are left out, and so are non-finite activations, which are counted.
+    A stable sort brings equal targets together, so the same input gives the same bits on every device.
+
+    >>> h = torch.tensor([[1., 0.], [0., 1.], [3., 0.]])
+    >>> s = sum_by_class(h, torch.tensor([7, 2, 7]), num_classes=9, ignore_index=-100,
+    ...                  center=torch.zeros(2), dtype=torch.float32)
+    >>> s.classes.tolist(), s.n.tolist(), s.sums.tolist()
+    ([2, 7], [1, 2], [[0.0, 1.0], [4.0, 0.0]])
+    """
+    known = (targets != ignore_index) & (targets >= 0) & (targets < num_classes)
+    finite = torch.isfinite(h).all(dim=1)
+    keep = known & finite
+    kept_targets, order = targets[keep].long().sort(stable=True)
+    kept = h[keep].to(dtype)[order]
+    classes, n = torch.unique_consecutive(kept_targets, return_counts=True)
+    return ClassSums(
+        classes=classes,
+        n=n,
+        sums=_segment_sums(kept, n),
+        norms=torch.linalg.vector_norm(kept - center.to(dtype), dim=1).sum(),
+        nonfinite=(known & ~finite).sum(),
+    )
+
+
+def merge_sums(parts: Sequence[ClassSums]) -> ClassSums:
+    """The class sums of several batches taken together."""
+    if len(parts) == 1:
+        return parts[0]
+    classes, order = torch.cat([part.classes for part in parts]).sort(stable=True)
+    classes, lengths = torch.unique_consecutive(classes, return_counts=True)
+    owner = torch.repeat_interleave(lengths)
+    n = torch.cat([part.n for part in parts])[order]
+    return ClassSums(
+        classes=classes,
+        n=torch.zeros_like(classes).index_add_(0, owner, n),
+        sums=_segment_sums(torch.cat([part.sums for part in parts])[order], lengths),
+        norms=torch.stack([part.norms for part in parts]).sum(),
+        nonfinite=torch.stack([part.nonfinite for part in parts]).sum(),
+    )
+
+
+def _segment_sums(rows: Tensor, lengths: Tensor) -> Tensor:
+    if lengths.numel() == 0:
+        return rows.new_zeros(0, rows.shape[1])
+    return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
+
+
+def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
+    """Equation 3, λ·w* + (1 − λ)·θ̂, for rows and memories (K, features) and λ (K,).
+
+    >>> mix_rows(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.25]))
+    tensor([[0.2500, 0.2500]])
+    """
+    rate = rate.to(rows.dtype).unsqueeze(1)
+    return rate * memories + (1 - rate) * rows

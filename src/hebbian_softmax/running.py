@@ -1,0 +1,76 @@
+"""Running values of the activations and rows, which ``center`` and ``scale="match"`` need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HORIZON = 100
+"""A running value is the plain average of its first 100 batches and forgets with rate 1/100 after them."""
+
+_ROWS, _ACTIVATIONS = 0, 1
+
+
+class RunningStatistics(nn.Module):
+    """Mean activation, mean norm of the familiar rows, mean norm of the (centred) activations.
+
+    Buffers only, at least float32 whatever happens to the model's dtype, so that training resumes bit for bit.
+    """
+
+    mean: Tensor
+    norms: Tensor
+    batches: Tensor
+
+    def __init__(self, features: int, *, device: torch.device | str | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype))
+        self.register_buffer("norms", torch.zeros(2, device=device, dtype=dtype))
+        self.register_buffer("batches", torch.zeros(2, device=device, dtype=torch.int64))
+        self._knows_rows = False
+
+    def reset(self) -> None:
+        for buffer in self.buffers():
+            buffer.zero_()
+        self._knows_rows = False
+
+    def knows_rows(self) -> bool:
+        """Whether the norm of familiar rows is known. Reads the device until it is, and not afterwards."""
+        self._knows_rows = self._knows_rows or int(self.batches[_ROWS]) > 0
+        return self._knows_rows
+
+    def see_rows(self, norm_sum: Tensor, rows: int) -> None:
+        """Take in the norms of ``rows`` familiar rows."""
+        if rows:
+            self.norms[_ROWS] += self._share(_ROWS) * (norm_sum / rows - self.norms[_ROWS])
+
+    def see_activations(self, total: Tensor, norm_sum: Tensor, n: Tensor) -> None:
+        """Take in ``n`` activations: their sum and the sum of their centred norms."""
+        share = self._share(_ACTIVATIONS)
+        self.mean += share * (total / n - self.mean)
+        self.norms[_ACTIVATIONS] += share * (norm_sum / n - self.norms[_ACTIVATIONS])
+
+    def scale(self) -> Tensor:
+        """Norm of the familiar rows over norm of the activations; 1 while either is unknown."""
+        rows, activations = self.norms[_ROWS], self.norms[_ACTIVATIONS]
+        known = (self.batches[_ROWS] > 0) & (activations > 0)
+        return torch.where(known, rows / torch.where(known, activations, 1), 1)
+
+    def _share(self, which: int) -> Tensor:
+        self.batches[which] += 1
+        return self.batches[which].clamp_max(HORIZON).to(self.norms.dtype).reciprocal()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningStatistics:
+        before = {name: getattr(self, name) for name in ("mean", "norms")}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = getattr(self, name)
+            if torch.finfo(new.dtype).bits < 32:
+                setattr(self, name, old.to(new.device, torch.promote_types(new.dtype, torch.float32)))
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._knows_rows = False
+        super()._load_from_state_dict(*args)

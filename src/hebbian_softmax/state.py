@@ -1,0 +1,52 @@
+"""Loading a state dict into a head: its own, or that of the plain ``nn.Linear`` it replaces."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+_log = logging.getLogger("hebbian_softmax")
+
+
+def tell_familiar(classes: int, limit: int, how: str) -> None:
+    _log.warning(
+        "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): the rule leaves their rows alone "
+        "and memorises only classes added later. %s overrides that.",
+        classes,
+        limit,
+        how,
+    )
+
+
+def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str, strict: bool) -> None:
+    """Check that ``state`` fits before anything is copied; complete that of a plain ``nn.Linear``."""
+    ours = {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
+    _check_bias(head, state, prefix, strict)
+    for key, tensor in ours.items():
+        value = state.get(key)
+        if isinstance(value, Tensor) and value.shape != tensor.shape:
+            raise ValueError(
+                f"{key} of the loaded state has shape {tuple(value.shape)}, the head's has {tuple(tensor.shape)}; "
+                "make the head with the classes of the state, or grow it with add_classes(n)"
+            )
+    memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias")}
+    if prefix + "weight" in state and not memory & state.keys():
+        tell_familiar(head.num_classes, head.limit, "Setting head.counts")
+        for key in memory:
+            state[key] = torch.zeros_like(ours[key])
+        state[prefix + "counts"].fill_(head.limit)
+
+
+def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str, strict: bool) -> None:
+    loaded, own = prefix + "bias" in state, head.bias is not None
+    if strict and prefix + "weight" in state and loaded != own:
+        raise ValueError(
+            f"the loaded state has {'a' if loaded else 'no'} bias and the head was made with bias={own}; "
+            f"make it with bias={loaded}"
+        )

@@ -1,0 +1,82 @@
+"""The write: what happens to the head after an optimizer step, or in ``memorize``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hebbian_softmax.distributed import first_row, join_counts, join_sums, local_rows, sum_over_shards
+from hebbian_softmax.pending import Activations
+from hebbian_softmax.rule import ClassSums, accumulation_dtype, merge_sums, mix_rows, sum_by_class
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+
+def class_sums(head: HebbianSoftmax, contents: list[Activations | ClassSums]) -> ClassSums:
+    """Fold single calls and earlier sums into one set of class sums, on the device of the head's counts."""
+    dtype, device = head.running.mean.dtype, head.counts.device
+    parts = [content for content in contents if isinstance(content, ClassSums)]
+    calls = [content for content in contents if isinstance(content, Activations)]
+    if calls or not parts:
+        h = [call.h.to(device, dtype) for call in calls] or [head.running.mean.new_zeros(0, head.in_features)]
+        targets = [call.targets.to(device) for call in calls] or [head.counts.new_zeros(0)]
+        folded = sum_by_class(
+            torch.cat(h),
+            torch.cat(targets),
+            num_classes=head.num_classes,
+            ignore_index=head.ignore_index,
+            center=head.center_of_activations(),
+            dtype=dtype,
+        )
+        parts.append(folded)
+    return merge_sums(parts)
+
+
+@torch.no_grad()
+def write_batch(head: HebbianSoftmax, sums: ClassSums, weight: Tensor, group: dist.ProcessGroup | None) -> None:
+    """One iteration of Algorithm 1 after its gradient step: counts, running values and rows advance.
+
+    ``weight`` is the parameter itself: all rows, or with FSDP2 the rows of this rank, at full precision.
+    """
+    classes, n, nonfinite = join_counts(sums, group)
+    head.nonfinite_count += nonfinite
+    if classes.numel() == 0:
+        return
+    before = head.counts[classes]
+    rate = head.mixing_rate(before, n)
+    written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)
+    by_class, total, norms = join_sums(sums, classes[written], group)
+
+    centred = by_class / n[written].unsqueeze(1) - head.center_of_activations()
+    if head.scale == "match":
+        _see_familiar_rows(head, classes[before > 0], weight, group)
+    head.running.see_activations(total, norms, n.sum())
+    scale = head.scale if isinstance(head.scale, float) else head.running.scale()
+
+    _write_rows(head, classes[written], centred * scale, rate[written], weight)
+    head.counts[classes] = before + n
+
+
+def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: Tensor, weight: Tensor) -> None:
+    rows, first = local_rows(weight), first_row(weight)
+    here = (classes >= first) & (classes < first + rows.shape[0])
+    classes, memories, rate = classes[here], memories[here], rate[here]
+    if classes.numel() == 0:
+        return
+    old = rows[classes - first].to(accumulation_dtype(rows))
+    target = head.objective(memories.to(old.dtype), old, classes, rows)
+    rows[classes - first] = mix_rows(old, target, rate).to(rows.dtype)
+
+
+def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Take in the norms of the batch's familiar rows; at first, of all familiar rows that the head has."""
+    if not head.running.knows_rows():
+        classes = head.counts.nonzero().squeeze(1)
+    rows, first = local_rows(weight), first_row(weight)
+    here = (classes >= first) & (classes < first + rows.shape[0])
+    norms = torch.linalg.vector_norm(rows[classes[here] - first], dim=1, dtype=head.running.norms.dtype)
+    head.running.see_rows(sum_over_shards(norms.sum(), weight, group), classes.numel())
