@@ -1,0 +1,1 @@
+"""The laboratory: the paper's experiments, run with the library. The library never imports it."""

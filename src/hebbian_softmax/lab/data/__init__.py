@@ -1,0 +1,1 @@
+"""One module for each data set, one data root, one download helper."""

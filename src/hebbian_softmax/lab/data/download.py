@@ -1,0 +1,223 @@
+"""Downloads that survive dropped connections, killed processes and changed files."""
+
+import errno
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import cannot_write, locked, sync_folder, write_atomic
+from hebbian_softmax.lab.progress import Progress, format_bytes
+
+CHUNK = 1 << 20
+TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
+
+
+def download(
+    url: str,
+    path: Path,
+    *,
+    sha256: str | None = None,
+    retries: int = 4,
+    backoff: float = 1.0,
+    timeout: float = 30.0,
+    quiet: bool = False,
+) -> None:
+    """Fetch `url` to `path`. A file that is there already is checked against `sha256` and left alone.
+
+    The bytes gather in `path.part` and get their name once they are all there and have the right checksum, so
+    `path` is whole or absent. A later call goes on from `path.part` if the server's file is still the same.
+    Connections that fail are tried again `retries` times in a row, after `backoff`, 2·`backoff`, 4·`backoff`, …
+    seconds; bytes that arrive reset the count.
+    """
+    part = _Part(url, path)
+    try:
+        if path.exists():
+            _check(path, sha256, "delete it, and it will be downloaded again")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent, wait=True):  # another process may be fetching the same file
+            if not path.exists():
+                _fetch(part, retries, backoff, timeout, quiet)
+                try:
+                    _check(part.path, sha256, f"it was removed; try again, or look at what {url} sends")
+                except LabError:
+                    part.remove()
+                    raise
+                _publish(part)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def _publish(part: "_Part") -> None:
+    """Give the whole file its name, once its bytes are sure to be on disk."""
+    with open(part.path, "rb+") as file:
+        os.fsync(file.fileno())
+    part.path.replace(part.target)
+    part.remove()
+    sync_folder(part.target.parent)
+
+
+class _Part:
+    """The bytes so far, and what tells whether the server's file is still the one they came from."""
+
+    def __init__(self, url: str, target: Path) -> None:
+        self.url, self.target = url, target
+        self.path = target.with_name(target.name + ".part")
+        self.note = target.with_name(target.name + ".part.json")
+
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def validator(self) -> str | None:
+        """The ETag or date of the server's file when these bytes came, for an If-Range header."""
+        try:
+            note = json.loads(self.note.read_bytes())
+            return str(note["validator"]) if note["url"] == self.url and note["validator"] else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def begin(self, headers: http.client.HTTPMessage) -> None:
+        """Start from nothing, remembering the version of the file that the server is about to send."""
+        validator = next(iter(_validators(headers)), None)
+        self.path.unlink(missing_ok=True)
+        write_atomic(self.note, json.dumps({"url": self.url, "validator": validator}).encode())
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+
+
+class _DroppedError(Exception):
+    """The connection failed in a way that another try may mend."""
+
+
+def _fetch(part: _Part, retries: int, backoff: float, timeout: float, quiet: bool) -> None:
+    """Gather all bytes in `part.path`."""
+    failures = 0
+    with Progress(part.target.name, total=None, start=part.size(), unit="bytes", quiet=quiet) as progress:
+        while True:
+            before = part.size()
+            try:
+                _receive(part, timeout, progress)
+                return
+            except _DroppedError as error:
+                failures = failures + 1 if part.size() <= before else 1
+                if failures > retries:
+                    raise _failed(part, f"{error}; is there a network?") from error
+                wait = backoff * 2 ** (failures - 1)
+                progress.note(f"{error}; trying again in {wait:.0f} s")
+                time.sleep(wait)
+
+
+def _receive(part: _Part, timeout: float, progress: Progress) -> None:
+    """One request: ask for the bytes that are missing, and take what comes."""
+    request = urllib.request.Request(part.url, headers={"Accept-Encoding": "identity"})
+    have, validator = part.size(), part.validator()
+    if have and validator:
+        request.add_header("Range", f"bytes={have}-")
+        request.add_header("If-Range", validator)
+    try:
+        response = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
+            return  # all bytes were here already
+        if error.code == 416:
+            part.remove()
+            raise _DroppedError("the server's file has changed") from error
+        if error.code in TRANSIENT_STATUS:
+            raise _DroppedError(f"HTTP {error.code} {error.reason}") from error
+        raise _failed(part, f"HTTP {error.code} {error.reason}") from error
+    except (http.client.InvalidURL, ValueError) as error:
+        raise _failed(part, str(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _DroppedError(str(getattr(error, "reason", error))) from error
+
+    with response:
+        if response.status == 206:
+            # Some servers honour Range and not If-Range, so the version is compared here too.
+            if _range_start(response) != have or validator not in _validators(response.headers):
+                part.remove()
+                raise _DroppedError("the server's file has changed")
+        else:
+            have = 0
+            part.begin(response.headers)
+        progress.total = None
+        if response.length is not None:
+            _check_space(part, response.length)
+            progress.total = have + response.length
+        _append(part, _reading(response), have, progress)
+
+
+def _validators(headers: http.client.HTTPMessage) -> list[str]:
+    """What names this version of the file, best first. A weak ETag does not promise the same bytes."""
+    found = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
+    return [value for value in found if value and not value.startswith("W/")]
+
+
+def _reading(response: Any) -> Callable[[], bytes]:
+    """A function that reads the next bytes and tells the network's errors from the disk's."""
+
+    def read() -> bytes:
+        try:
+            chunk: bytes = response.read1(CHUNK)
+            return chunk
+        except (OSError, http.client.HTTPException) as error:
+            raise _DroppedError(str(error) or type(error).__name__) from error
+
+    return read
+
+
+def _append(part: _Part, read: Callable[[], bytes], have: int, progress: Progress) -> None:
+    try:
+        with open(part.path, "ab") as file:
+            while chunk := read():
+                file.write(chunk)
+                have += len(chunk)
+                progress.update(have)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            part.remove()  # give the space back
+        raise
+    if progress.total is not None and have < progress.total:
+        raise _DroppedError(f"the connection ended after {have:,} of {progress.total:,} bytes")
+
+
+def _range_start(response: Any) -> int:
+    """Where a partial answer begins: `Content-Range: bytes 100-199/200`; -1 if it does not say."""
+    first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    return int(first) if first.isdecimal() else -1
+
+
+def _check_space(part: _Part, length: int) -> None:
+    free = shutil.disk_usage(part.path.parent).free
+    if length > free:
+        raise LabError(
+            f"no space for {part.target}: {format_bytes(length)} to come, {format_bytes(free)} free; "
+            "make room, or choose another folder with --data-root or HEBBIAN_DATA"
+        )
+
+
+def _check(path: Path, sha256: str | None, advice: str) -> None:
+    if sha256 is None:
+        return
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256.lower():
+        raise LabError(f"{path} has SHA-256 {found}, expected {sha256.lower()}: {advice}")
+
+
+def _failed(part: _Part, reason: str) -> LabError:
+    return LabError(
+        f"cannot download {part.url} ({reason}): put the file at {part.target} yourself, "
+        "or name a data folder that has it with --data-root or HEBBIAN_DATA"
+    )

@@ -1,0 +1,16 @@
+"""Where data live: `--data-root`, else the environment's HEBBIAN_DATA, else the user's cache folder."""
+
+import os
+from pathlib import Path
+
+
+def data_root(option: str | None = None) -> Path:
+    """The folder that holds one subfolder for each data set. It need not exist yet."""
+    if option:
+        return Path(option).expanduser()
+    if configured := os.environ.get("HEBBIAN_DATA"):
+        return Path(configured).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules say to ignore a relative path.
+    base = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return base / "hebbian-softmax"

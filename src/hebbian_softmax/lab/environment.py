@@ -1,0 +1,43 @@
+"""What a result was measured with: versions and hardware, as plain values for JSON."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+import hebbian_softmax
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers depend on."""
+    found = {
+        "hebbian-softmax": hebbian_softmax.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def hardware() -> dict[str, str | int | list[str]]:
+    """The processor, its usable cores, torch's threads and the GPUs in sight."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,9 @@
+"""One module for each experiment, and the list that the command line offers.
+
+A new recipe is a module with a `RECIPE` and one line here.
+"""
+
+from hebbian_softmax.lab.recipes import longtail
+from hebbian_softmax.lab.recipes.recipe import Recipe
+
+RECIPES: tuple[Recipe, ...] = (longtail.RECIPE,)

@@ -1,0 +1,1 @@
+"""What a run shows: tables, figures, one HTML page."""

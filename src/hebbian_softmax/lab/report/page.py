@@ -1,0 +1,121 @@
+"""One HTML page of one or several runs: a single file without scripts that works offline."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.report.result import Result, load_result
+from hebbian_softmax.lab.report.tables import Table, format_cell
+from hebbian_softmax.lab.runs import Run
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, h3 { line-height: 1.2; }
+section + section { border-top: 1px solid #ccc; margin-top: 2.5rem; padding-top: 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child { text-align: left; }
+thead th { border-bottom: 2px solid #888; }
+figure { margin: 1.5rem 0; }
+img { max-width: 100%; height: auto; }
+figcaption, .quiet { color: #555; font-size: .9rem; }
+code { background: #f3f3f3; padding: .1rem .3rem; }
+"""
+
+
+def write_page(runs: Sequence[Run], path: Path) -> None:
+    """Write the page of `runs` to `path`."""
+    write_atomic(path, render_page(runs).encode())
+
+
+def render_page(runs: Sequence[Run]) -> str:
+    """The page as text. Everything that comes from a run is escaped."""
+    results = [load_result(run) for run in runs]
+    titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
+    title = titles[0] if len(runs) == 1 else f"{len(runs)} runs"
+    sections = [_section(run, result) for run, result in zip(runs, results, strict=True)]
+    overview = [_overview(runs, results)] if len(runs) > 1 else []
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *overview,
+            *sections,
+            "</body></html>\n",
+        ]
+    )
+
+
+def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
+    """The settings that differ between the runs, and what each run says."""
+    names = sorted({name for run in runs for name in run.settings})
+    differing = [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]
+    rows = [
+        [
+            run.path.name,
+            *(str(run.settings.get(name, "–")) for name in differing),
+            result.summary if result else "not finished",
+        ]
+        for run, result in zip(runs, results, strict=True)
+    ]
+    return _table(Table("The runs", ["run", *differing, "what was seen"], rows))
+
+
+def _section(run: Run, result: Result | None) -> str:
+    parts = [f"<section><h2>{escape(run.path.name)}</h2>"]
+    if result is None:
+        records = run.records()
+        reached = f"step {records[-1]['step']:,}" if records else "the start"
+        parts.append(f"<p>Not finished: the log ends at {reached}.</p>")
+        if records:
+            rows = [[name, value] for name, value in records[-1].items()]
+            parts.append(_table(Table("Last record of the log", ["name", "value"], rows)))
+    else:
+        parts.append(f"<p>{escape(result.summary)}</p>")
+        parts += [_table(table) for table in result.tables]
+        parts += [_figure(run.path / figure.file, figure.caption) for figure in result.figures]
+    parts += [
+        _facts("Settings", run.settings),
+        _facts("Versions", run.config["versions"]),
+        _facts("Hardware", run.config["hardware"]),
+        f'<p class="quiet">Command <code>hebbian {escape(run.command)}</code>, '
+        f"started {escape(run.config['started'])}.</p></section>",
+    ]
+    return "\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    body = ["<tr>" + "".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
+    return "\n".join(
+        [
+            f"<table><caption>{escape(table.title)}</caption>",
+            f"<thead><tr>{head}</tr></thead><tbody>",
+            *body,
+            "</tbody></table>",
+        ]
+    )
+
+
+def _figure(path: Path, caption: str) -> str:
+    if not path.is_file():
+        return f"<p>The figure {escape(path.name)} is missing.</p>"
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<figure><img src="data:image/png;base64,{data}" alt="{escape(caption)}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> str:
+    def show(value: Any) -> str:
+        return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+
+    return _table(Table(title, ["name", "value"], [[name, show(value)] for name, value in facts.items()]))

@@ -1,0 +1,53 @@
+"""What a finished run says, in a form that any page or table can show: the content of `result.json`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.report.tables import Table
+from hebbian_softmax.lab.runs import Run
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A PNG file in the run folder. The caption says what is to be seen, also to those who cannot see it."""
+
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """`metrics` are the raw numbers, by name; the rest is made from them for people.
+
+    The summary is plain sentences on what was seen, `next_steps` are commands worth trying.
+    """
+
+    title: str
+    summary: str
+    metrics: Mapping[str, Any]
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    next_steps: Sequence[str]
+
+
+def save_result(run: Run, result: Result, images: Mapping[str, bytes]) -> None:
+    """Write the figures' files, then `result.json`, which marks the run as finished."""
+    for name, image in images.items():
+        write_atomic(run.path / name, image)
+    run.save_result(asdict(result))
+
+
+def load_result(run: Run) -> Result | None:
+    """The result of a finished run, None of an unfinished one."""
+    content = run.result()
+    if content is None:
+        return None
+    try:
+        tables = [Table(**table) for table in content.pop("tables")]
+        figures = [Figure(**figure) for figure in content.pop("figures")]
+        return Result(tables=tables, figures=figures, **content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(f"{run.path / 'result.json'} is not a result ({error})") from error

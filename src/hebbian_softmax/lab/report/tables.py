@@ -1,0 +1,67 @@
+"""Tables as text for terminals and as Markdown for pages in a repository."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under column names. The first column names the row, the others hold numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.title!r} has {len(self.columns)} columns, a row has {len(row)}")
+
+
+def format_cell(cell: Cell) -> str:
+    """A cell for people: thousands apart, four digits of a float, a dash where there is nothing."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.4g}" if isinstance(cell, float) else cell
+
+
+def as_text(table: Table) -> str:
+    """The title, then aligned columns.
+
+    >>> print(as_text(Table("Accuracy, %", ["classes", "plain", "Hebbian"], [["all", 61.25, 63.5]])))
+    Accuracy, %
+    classes  plain  Hebbian
+    all      61.25     63.5
+    """
+    lines = [list(table.columns), *([format_cell(cell) for cell in row] for row in table.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
+
+    def align(line: list[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([table.title, *map(align, lines)])
+
+
+def as_markdown(table: Table) -> str:
+    """The title in bold, then a Markdown table.
+
+    >>> print(as_markdown(Table("Accuracy, %", ["classes", "plain"], [["all", 61.25]])))
+    **Accuracy, %**
+    <BLANKLINE>
+    | classes | plain |
+    | --- | ---: |
+    | all | 61.25 |
+    """
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    rule = "| " + " | ".join(["---"] + ["---:"] * (len(table.columns) - 1)) + " |"
+    body = [line([format_cell(cell) for cell in row]) for row in table.rows]
+    return "\n".join([f"**{table.title}**", "", line(table.columns), rule, *body])

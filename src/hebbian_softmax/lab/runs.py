@@ -1,0 +1,227 @@
+"""The run folder: everything one run leaves behind, in one place, readable without this package.
+
+config.json     command, settings, versions, hardware, date; written once
+log.jsonl       one JSON object a line, each with its "step"
+checkpoint.pt   all that is needed to go on; `torch.load(..., weights_only=True)` reads it
+result.json     the finished run's numbers, tables and sentences; its presence means "finished"
+*.png           figures
+page.html       all of it on one page
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from hebbian_softmax.lab import environment
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import cannot_write, locked, remove_temporary, write_atomic
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and the `config.json` in it. Made by `create_run` or `open_run`."""
+
+    path: Path
+    config: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        return str(self.config["command"])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self.config["settings"]
+        return settings
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing to this run."""
+        with locked(self.path, wait=False) as got:
+            if not got:
+                raise LabError(f"{self.path} is in use by another process: wait for it or stop it first")
+            remove_temporary(self.path)
+            yield
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record, which names its step; it is on disk when this returns."""
+        path = self.path / "log.jsonl"
+        line = (to_json(record) + "\n").encode()
+        try:
+            with open(path, "ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    if file.write(line) != len(line):
+                        raise OSError(28, "No space left on device")
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(path, before)
+                    raise
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log, oldest first. A last line that a killed process did not finish is left out."""
+        return [record for _, record in self._log_lines()]
+
+    def cut_log(self, step: int) -> None:
+        """Drop the records after `step`: the run goes on from there and will write them again."""
+        lines = list(self._log_lines())
+        kept = b"".join(line for line, record in lines if record["step"] <= step)
+        path = self.path / "log.jsonl"
+        if path.exists() and path.stat().st_size != len(kept):
+            write_atomic(path, kept)
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; the old one stays until the new one is whole."""
+
+        def write(file: IO[bytes]) -> None:
+            try:
+                torch.save(dict(state), file)
+            except RuntimeError as error:
+                # torch reports a failed write as its own error; the system's error names the reason.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from error
+                raise
+
+        write_atomic(self.path / "checkpoint.pt", write)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The checkpoint on the CPU, or None before the first one."""
+        path = self.path / "checkpoint.pt"
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # damaged bytes end in many types of error inside torch and pickle
+            reason = str(error).partition("\n")[0]
+            raise LabError(
+                f"{path} cannot be read ({reason}): delete it and resume again to start this run over"
+            ) from error
+        return state
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`: the run is finished."""
+        write_atomic(self.path / "result.json", (to_json(result, indent=2) + "\n").encode())
+
+    def result(self) -> dict[str, Any] | None:
+        """The finished run's result, or None while it is not finished."""
+        path = self.path / "result.json"
+        return _read_json(path) if path.exists() else None
+
+    def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        path = self.path / "log.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("unfinished line")
+                yield line, json.loads(line)
+            except ValueError as error:
+                if number == len(lines):
+                    return
+                raise LabError(f"{path}, line {number} is damaged: remove that line") from error
+
+
+def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
+    """A new run folder `folder/name-DATE-TIME` with its `config.json`."""
+    now = datetime.now().astimezone()
+    config = {
+        "format": FORMAT,
+        "command": command,
+        "settings": dict(settings),
+        "versions": environment.versions(),
+        "hardware": environment.hardware(),
+        "started": now.isoformat(timespec="seconds"),
+    }
+    path = _new_folder(folder, f"{name}-{now:%Y%m%d-%H%M%S}")
+    try:
+        write_atomic(path / "config.json", (to_json(config, indent=2) + "\n").encode())
+    except LabError:
+        path.rmdir()
+        raise
+    return open_run(path)
+
+
+def open_run(path: Path) -> Run:
+    """An existing run folder, finished or not."""
+    if not (path / "config.json").is_file():
+        raise LabError(f"{path} is not a run folder: it has no config.json")
+    config = _read_json(path / "config.json")
+    if config.get("format") != FORMAT:
+        raise LabError(
+            f"{path} has run format {config.get('format')!r}, this version reads {FORMAT}: "
+            "use the version of hebbian-softmax that wrote it"
+        )
+    return Run(path, config)
+
+
+def last_unfinished(folder: Path, command: str) -> Run:
+    """The newest run of `command` under `folder` that has no result yet."""
+    configs = sorted(folder.glob("*/config.json")) if folder.is_dir() else []
+    runs = [open_run(path.parent) for path in configs]
+    unfinished = [run for run in runs if run.command == command and not (run.path / "result.json").exists()]
+    if not unfinished:
+        raise LabError(f"{folder} has no unfinished run of 'hebbian {command}': start one without --resume")
+    return max(unfinished, key=lambda run: datetime.fromisoformat(run.config["started"]))
+
+
+def check_same(run: Run, command: str, given: Mapping[str, Any]) -> None:
+    """Refuse to go on with `run` under another command or other settings than it was started with."""
+    if run.command != command:
+        raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {command}'")
+    for name, value in json.loads(to_json(given)).items():
+        if name not in run.settings or run.settings[name] != value:
+            was = run.settings.get(name, "nothing")
+            raise LabError(
+                f"{run.path} was started with {name} = {was}, not {value}: "
+                f"leave the option away to go on with it, or start a new run without --resume"
+            )
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON any reader takes: numbers that JSON does not have (nan, inf) become null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, float) and not math.isfinite(item):
+            return None
+        if isinstance(item, Mapping):
+            return {key: clean(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [clean(inner) for inner in item]
+        return item
+
+    return json.dumps(clean(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    path, number = parent / name, 1
+    while True:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError as error:
+            if not parent.is_dir():
+                raise LabError(f"{parent} is a file: choose another folder with --runs") from error
+            number += 1
+            path = parent / f"{name}-{number}"
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} cannot be read ({error})") from error
+    return value

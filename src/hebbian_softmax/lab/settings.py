@@ -1,0 +1,69 @@
+"""A recipe's settings are one dataclass: its fields are the command line's options and config.json's entries.
+
+>>> @dataclasses.dataclass(frozen=True)
+... class Settings:
+...     steps: int = setting(100, "training steps", integer(1))
+>>> parser = argparse.ArgumentParser()
+>>> add_options(parser, Settings)
+>>> given_options(parser.parse_args(["--steps", "7"]), Settings)
+{'steps': 7}
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def setting(default: Any, help: str, parse: Callable[[str], Any]) -> Any:
+    """A field of a settings dataclass: `parse` turns the option's text into a value or refuses it."""
+    return dataclasses.field(default=default, metadata={"help": help, "parse": parse})
+
+
+def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
+    """Give a parser, or a group in it, one option for each field."""
+    for field in dataclasses.fields(settings):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=field.metadata["parse"],
+            metavar="X",
+            help=f"{field.metadata['help']} (default: {field.default})",
+        )
+
+
+def given_options(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """The settings named on the command line; the rest keep their defaults, or a resumed run's values."""
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
+    """Parses a whole number from `minimum` to `maximum`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} to {maximum}, not {text!r}")
+        return value
+
+    return parse
+
+
+def number(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
+    """Parses a finite number from `minimum` to `maximum`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (minimum <= value <= maximum and math.isfinite(value)):
+            bounds = f"from {minimum:g} up" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+            raise argparse.ArgumentTypeError(f"must be a number {bounds}, not {text!r}")
+        return value
+
+    return parse

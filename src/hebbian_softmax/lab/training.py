@@ -1,0 +1,204 @@
+"""The one training loop. Every experiment of the lab goes through `train`."""
+
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.progress import Progress
+from hebbian_softmax.lab.runs import Run
+
+
+class Task(Protocol):
+    """What is trained: the model, its optimizer, its data and the place in the data.
+
+    The loop owns the step count, the global random states, the log and the checkpoint; the task owns the rest.
+    `state_dict` holds only what `torch.load(weights_only=True)` reads: tensors, numbers, strings, lists, dicts.
+    """
+
+    def train_step(self) -> Mapping[str, Tensor]:
+        """Take one optimizer step; return its losses by name, as scalars on the device."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measure on held-out data."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM came; the run stopped after a whole step and its checkpoint is saved.
+
+    Like KeyboardInterrupt it is no error, so that `except Exception` lets it pass.
+    """
+
+    def __init__(self, run: Run, step: int, signum: int) -> None:
+        super().__init__(f"stopped at step {step}")
+        self.run, self.step, self.signum = run, step, signum
+
+
+def train(
+    task: Task,
+    run: Run,
+    *,
+    steps: int,
+    evaluate_every: int,
+    checkpoint_seconds: float = 60.0,
+    label: str = "training",
+    quiet: bool = False,
+) -> None:
+    """Train `task` up to step `steps`, from the run's checkpoint if it has one.
+
+    A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
+    Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A loss that is not finite raises and leaves
+    the checkpoint from before it in place.
+    """
+    step, seconds, losses = resume(task, run)
+    run.cut_log(step)
+
+    saved_step, saved_at = step, time.monotonic()
+    clock = time.monotonic() - seconds  # `seconds` counts the time of all sessions together
+    metrics: Mapping[str, float] = {}
+
+    with catch_signals() as received, Progress(label, total=steps, start=step, quiet=quiet) as progress:
+        while step < steps:
+            losses.add(task.train_step())
+            step += 1
+
+            if step % evaluate_every == 0 or step == steps:
+                means = finite(losses, step, saved_step)
+                metrics = task.evaluate()
+                run.log({"step": step, "seconds": time.monotonic() - clock, **means, **metrics})
+                losses = RunningMeans()
+
+            if received or step == steps or time.monotonic() - saved_at >= checkpoint_seconds:
+                finite(losses, step, saved_step)
+                run.save_checkpoint(
+                    {
+                        "step": step,
+                        "seconds": time.monotonic() - clock,
+                        "losses": losses.state_dict(),
+                        "task": task.state_dict(),
+                        "random": random_states(),
+                    }
+                )
+                saved_step, saved_at = step, time.monotonic()
+
+            if received:
+                raise Interrupted(run, step, received[0])
+
+            if progress.due():  # reading the losses waits for the device, so not every step
+                progress.update(step, {**metrics, **finite(losses, step, saved_step)})
+        progress.update(steps, metrics)
+
+
+def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
+    """Put `task` where the run's checkpoint left it; return the step, the seconds so far, the losses so far."""
+    losses = RunningMeans()
+    if (checkpoint := run.load_checkpoint()) is None:
+        return 0, 0.0, losses
+    try:
+        losses.load_state_dict(checkpoint["losses"])
+        task.load_state_dict(checkpoint["task"])
+        set_random_states(checkpoint["random"])
+        return checkpoint["step"], checkpoint["seconds"], losses
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise LabError(
+            f"the checkpoint of {run.path} does not fit ({reason}): "
+            "go on with the version of hebbian-softmax that wrote it, or delete checkpoint.pt to start over"
+        ) from error
+
+
+def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, float]:
+    """The mean losses, or an error if one of them is nan or infinite."""
+    means = losses.read()
+    for name, value in means.items():
+        if not math.isfinite(value):
+            kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
+            raise LabError(f"{name} became {value} at or before step {step}: lower the learning rate ({kept})")
+    return means
+
+
+class RunningMeans:
+    """Means of scalars over steps, summed where the scalars are so that adding never waits for the device.
+
+    One value that is not finite makes its mean not finite.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach().float()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.count += 1
+
+    def read(self) -> dict[str, float]:
+        return {name: total.item() / self.count for name, total in self.sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "sums": {name: total.item() for name, total in self.sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+        # CPU scalars mix with the device's in `add`, and float32 passes through a Python float unchanged.
+        self.sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
+
+
+def random_states() -> dict[str, Any]:
+    """The states of all global random generators, as types that a safe `torch.load` reads."""
+    numpy_state = np.random.get_state(legacy=False)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "python": random.getstate(),
+        "numpy": numpy_state,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Put back what `random_states` gave. GPU states are left alone on a machine with other GPUs."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts as usual, for the impatient."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # Python lets only the main thread handle signals
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        restore()
+
+    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    try:
+        yield received
+    finally:
+        restore()
