@@ -97,7 +97,7 @@ def check_weight(module: nn.Module) -> nn.Parameter:
     weight = module._parameters.get("weight")
     if not isinstance(weight, nn.Parameter):
         raise TypeError(
-            "weight must be a parameter of the head; a computed one (parametrizations, weight norm) has no rows of its own"
+            "weight must be a parameter of the head; a computed one (parametrizations, weight norm) has no rows"
         )
     if weight.is_meta:
         raise ValueError("weight is on the meta device and has no values; materialise the head first (to_empty, load)")

@@ -247,7 +247,7 @@ class HebbianSoftmax(nn.Linear):
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
-        if not torch.is_grad_enabled() or not self._remembers(warn=True):
+        if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
             return
         assert self._attachment is not None
         activations = Activations(flat.detach(), flat_targets)
@@ -330,21 +330,24 @@ class HebbianSoftmax(nn.Linear):
 
     @torch.compiler.disable
     def _watched(self, loss: Tensor, h: Tensor, targets: Tensor) -> Tensor:
-        if not loss.requires_grad or not self._remembers(warn=True):
+        if not loss.requires_grad or not self._remembers(warn_at=5):
             return loss
         assert self._attachment is not None
         return watch_loss(loss, h, targets, self._attachment.pending)
 
-    def _remembers(self, warn: bool = False) -> bool:
-        """Whether activations are remembered now: while training, on an attached head."""
+    def _remembers(self, warn_at: int | None = None) -> bool:
+        """Whether activations are remembered now: while training, on an attached head.
+
+        ``warn_at`` is the stack level of the caller to warn when the head is not attached.
+        """
         attached = self._attachment is not None and self._attachment.active
-        if warn and self.training and not attached and not self._warned_unattached:
+        if warn_at is not None and self.training and not attached and not self._warned_unattached:
             self._warned_unattached = True
             warnings.warn(
                 "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), "
                 "or pass remember=False",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=warn_at,
             )
         return self.training and attached
 

@@ -1,0 +1,61 @@
+"""Algorithm 1, literally: the loops of the paper over classes and examples, one number at a time.
+
+Slow on purpose, and written without a look at the library, so that the two can disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+IGNORED = -100
+
+
+def paper_rate(count: int, gamma: float, limit: int) -> float:
+    """Equation 4, with 1/0 read as 1."""
+    if count >= limit:
+        return 0.0
+    return max(1.0 if count == 0 else 1.0 / count, gamma)
+
+
+class Oracle:
+    """The counts c of Algorithm 1, and its update of θ after the gradient step."""
+
+    def __init__(self, classes: int, gamma: float, limit: int) -> None:
+        self.counts = [0] * classes
+        self.gamma, self.limit = gamma, limit
+        self.rate: Callable[[int, int], float] = lambda count, n: paper_rate(count, gamma, limit)
+
+    def update(self, theta: Tensor, h: Tensor, y: Tensor) -> Tensor:
+        """θ_{t+1} from θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
+        new = theta.clone()
+        for i in range(theta.shape[0]):
+            n = sum(1 for label in y.tolist() if label == i)
+            if n > 0:
+                rate = self.rate(self.counts[i], n)
+                mean = torch.zeros(theta.shape[1], dtype=theta.dtype)
+                for j in range(len(y)):
+                    if int(y[j]) == i:
+                        mean += h[j].to(theta.dtype) / n
+                new[i] = rate * mean + (1 - rate) * theta[i]
+            self.counts[i] += n
+        return new
+
+
+class ManualLoop:
+    """Plain training of backbone and nn.Linear head, with the oracle applied by hand after each step."""
+
+    def __init__(self, backbone: nn.Module, linear: nn.Linear, optimizer: torch.optim.Optimizer, oracle: Oracle):
+        self.backbone, self.linear, self.optimizer, self.oracle = backbone, linear, optimizer, oracle
+
+    def step(self, x: Tensor, y: Tensor) -> float:
+        self.optimizer.zero_grad()
+        h = self.backbone(x)
+        loss = nn.functional.cross_entropy(self.linear(h), y, ignore_index=IGNORED)
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.linear.weight.copy_(self.oracle.update(self.linear.weight.detach(), h.detach(), y))
+        return loss.item()
