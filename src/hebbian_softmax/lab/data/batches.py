@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.seeds import derive_seed
+
 
 class ShuffledBatches:
     """Indices of examples in batches: every epoch all of them once, in a new order.
@@ -22,7 +24,7 @@ class ShuffledBatches:
         """The indices of the next batch."""
         epoch, position = divmod(self.drawn, self.examples // self.batch)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed + epoch * 2**32)
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
             self._epoch, self._order = epoch, torch.randperm(self.examples, generator=generator)
         self.drawn += 1
         return self._order[position * self.batch : (position + 1) * self.batch]

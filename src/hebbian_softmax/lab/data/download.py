@@ -120,13 +120,12 @@ def _fetch(part: _Part, retries: int, backoff: float, timeout: float, quiet: boo
 
 def _receive(part: _Part, timeout: float, progress: Progress) -> None:
     """One request: ask for the bytes that are missing, and take what comes."""
-    request = urllib.request.Request(part.url, headers={"Accept-Encoding": "identity"})
     have, validator = part.size(), part.validator()
+    headers = {"Accept-Encoding": "identity"}
     if have and validator:
-        request.add_header("Range", f"bytes={have}-")
-        request.add_header("If-Range", validator)
+        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(urllib.request.Request(part.url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.seeds import derive_seed
+
 LATENT = 8  # numbers that tell the class, and as many that do not
 INPUTS = 64  # numbers that the network sees
 NOISE = 0.2  # of the numbers that tell the class, against 1 between classes
@@ -33,7 +35,7 @@ class LongTail:
 
 def longtail(classes: int, seed: int) -> LongTail:
     """Draw the task; the same arguments give the same task."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "longtail"))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)

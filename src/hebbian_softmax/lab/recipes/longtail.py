@@ -20,6 +20,7 @@ from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 from hebbian_softmax.lab.runs import Run
+from hebbian_softmax.lab.seeds import derive_seed
 from hebbian_softmax.lab.settings import integer, number, setting
 from hebbian_softmax.lab.training import train
 
@@ -46,7 +47,7 @@ class Contender:
     """A network, its head and its optimizer. Equal seeds give equal first weights, whatever the head."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(derive_seed(settings.seed, "weights"))
         self.network = mlp(INPUTS, HIDDEN, FEATURES)
         self.head: nn.Linear
         if name == "hebbian":

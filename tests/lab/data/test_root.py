@@ -1,0 +1,25 @@
+"""Where data are looked for."""
+
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.data.root import data_root
+
+
+def test_the_option_wins_over_the_environment_over_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_DATA", "/from/environment")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
+    assert data_root("/from/option") == Path("/from/option")
+    assert data_root() == Path("/from/environment")
+    monkeypatch.delenv("HEBBIAN_DATA")
+    assert data_root() == Path("/from/cache/hebbian-softmax")
+
+
+@pytest.mark.parametrize("cache", ["", "relative"])
+def test_without_a_usable_cache_setting_it_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+    monkeypatch.setenv("HEBBIAN_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert data_root() == Path("/home/someone/.cache/hebbian-softmax")
+    assert data_root("~/data") == Path("/home/someone/data")

@@ -1,0 +1,54 @@
+"""Options and settings are one thing."""
+
+import argparse
+from dataclasses import dataclass
+
+import pytest
+
+from hebbian_softmax.lab.settings import add_options, given_options, integer, number, setting
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = setting(100, "training steps", integer(1))
+    learning_rate: float = setting(0.5, "of the optimizer", number(0))
+    gamma: float = setting(0.1, "mixing rate", number(0, 1))
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Settings)
+    return parser
+
+
+def test_only_what_was_given_counts_as_given(parser: argparse.ArgumentParser) -> None:
+    assert given_options(parser.parse_args([]), Settings) == {}
+    given = given_options(parser.parse_args(["--learning-rate", "0", "--steps", "100"]), Settings)
+    assert given == {"learning_rate": 0.0, "steps": 100}
+    assert Settings(**given) == Settings(steps=100, learning_rate=0.0, gamma=0.1)
+
+
+def test_the_help_names_the_defaults(parser: argparse.ArgumentParser) -> None:
+    assert "training steps (default: 100)" in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "--steps: must be a whole number from 1 "),
+        (["--steps", "1.5"], "not '1.5'"),
+        (["--steps", "99999999999"], "whole number"),
+        (["--gamma", "1.01"], "--gamma: must be a number from 0 to 1, not '1.01'"),
+        (["--gamma", "nan"], "not 'nan'"),
+        (["--learning-rate", "inf"], "must be a number from 0 up"),
+        (["--learning-rate", "fast"], "not 'fast'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_allowed(
+    parser: argparse.ArgumentParser, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(options)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

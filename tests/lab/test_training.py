@@ -1,0 +1,239 @@
+"""The training loop: what it logs, when it saves, and that a stopped run ends in the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import TEMPORARY
+from hebbian_softmax.lab.runs import Run, create_run, open_run
+from hebbian_softmax.lab.training import (
+    Interrupted,
+    RunningMeans,
+    random_states,
+    set_random_states,
+    train,
+)
+from tests.lab.toy import Toy
+
+ROOT = Path(__file__).parents[2]
+STEPS = 150
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return create_run(tmp_path, "toy", "toy", {})
+
+
+def outcome(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What must not depend on where a run was stopped: all but the time it took."""
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    records = run.records()
+    for timed in (checkpoint, *records):
+        assert timed.pop("seconds") > 0
+    return checkpoint, records
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right)
+    else:
+        assert left == right
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    run = create_run(tmp_path_factory.mktemp("runs"), "toy", "toy", {})
+    train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)
+    return outcome(run)
+
+
+def start(folder: Path, pause: float, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.lab.toy", str(folder), str(STEPS), str(pause), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_logs_and_saves(run: Run) -> None:
+    task = Toy()
+    train(task, run, steps=10, evaluate_every=4, quiet=True)
+    records = run.records()
+    assert [record["step"] for record in records] == [4, 8, 10]
+    assert set(records[0]) == {"step", "seconds", "loss", "bias", "drawn"}
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 10
+    assert_same(checkpoint["task"], task.state_dict())
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_record(run: Run) -> None:
+    class Counting(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            self.session_steps += 1
+            return {"loss": torch.tensor(float(self.session_steps))}
+
+    train(Counting(), run, steps=6, evaluate_every=3, quiet=True)
+    assert [record["loss"] for record in run.records()] == [2.0, 5.0]
+
+
+def test_a_finished_run_takes_no_further_step(run: Run) -> None:
+    train(Toy(), run, steps=10, evaluate_every=4, quiet=True)
+    before = outcome(run)
+    task = Toy()
+    train(task, run, steps=10, evaluate_every=4, quiet=True)
+    assert task.session_steps == 0
+    assert_same(outcome(run), before)
+
+
+@pytest.mark.parametrize("more", [(), ("4",)], ids=["at any time", "inside a write"])
+def test_a_killed_run_ends_in_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], more: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    with start(folder, 0.02, *more) as killed:
+        if not more:
+            wait_for(folder / "checkpoint.pt")
+            time.sleep(0.2)
+            killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    checkpoint = open_run(folder).load_checkpoint()
+    assert checkpoint is not None
+    assert 0 < checkpoint["step"] < STEPS
+    assert not more or list(folder.glob(TEMPORARY + "*"))
+
+    with start(folder, 0) as resumed:
+        assert resumed.stdout is not None
+        assert int(resumed.stdout.read()) == STEPS - checkpoint["step"]
+    assert resumed.returncode == 0
+    assert_same(outcome(open_run(folder)), uninterrupted)
+    assert not list(folder.glob(TEMPORARY + "*"))
+
+
+def test_a_terminated_run_saves_and_ends_in_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]]
+) -> None:
+    folder = tmp_path / "run"
+    with start(folder, 0.02) as stopped:
+        wait_for(folder / "log.jsonl")
+        stopped.terminate()
+        assert stopped.stdout is not None
+        taken = int(stopped.stdout.read())
+    assert stopped.returncode == 128 + signal.SIGTERM
+    checkpoint = open_run(folder).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == taken < STEPS  # no step was lost
+
+    run = open_run(folder)
+    train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)
+    assert_same(outcome(run), uninterrupted)
+
+
+def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run) -> None:
+    class Interrupting(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            if self.session_steps == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().train_step()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted) as caught:
+        train(Interrupting(), run, steps=10, evaluate_every=10, quiet=True)
+    assert (caught.value.step, caught.value.signum) == (5, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_does_not_wait(run: Run) -> None:
+    class Impatient(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().train_step()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Impatient(), run, steps=10, evaluate_every=10, quiet=True)
+
+
+def test_trains_in_a_thread_too(run: Run) -> None:
+    thread = threading.Thread(target=lambda: train(Toy(), run, steps=3, evaluate_every=1, quiet=True))
+    thread.start()
+    thread.join()
+    assert len(run.records()) == 3
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 100])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, evaluate_every: int) -> None:
+    with pytest.raises(LabError, match=r"loss became nan at or before step 8: .*checkpoint of step 7 is kept"):
+        train(
+            Toy(bad_step=8),
+            run,
+            steps=20,
+            evaluate_every=evaluate_every,
+            checkpoint_seconds=0,
+            quiet=True,
+        )
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 7
+    assert all(torch.isfinite(value).all() for value in checkpoint["task"]["model"].values())
+    assert all(record["loss"] is not None for record in run.records())
+
+
+def test_a_checkpoint_of_another_model_is_one_clear_line(run: Run) -> None:
+    train(Toy(), run, steps=2, evaluate_every=2, quiet=True)
+    other = Toy()
+    other.model = torch.nn.Sequential(torch.nn.Linear(4, 9))
+    with pytest.raises(LabError, match="does not fit") as caught:
+        train(other, run, steps=4, evaluate_every=2, quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_random_generators_come_back() -> None:
+    def draw() -> tuple[float, float, float, float]:
+        return random.random(), float(np.random.randn()), float(np.random.rand()), torch.rand(()).item()
+
+    np.random.randn()  # leaves a cached second normal number behind
+    states = random_states()
+    first = draw()
+    assert draw() != first
+    set_random_states(states)
+    assert draw() == first
+
+
+def test_means_continue_from_their_state() -> None:
+    whole, half = RunningMeans(), RunningMeans()
+    values = torch.rand(10)
+    for number, value in enumerate(values):
+        whole.add({"loss": value})
+        half.add({"loss": value})
+        if number == 4:
+            state = half.state_dict()
+            half = RunningMeans()
+            half.load_state_dict(state)
+    assert half.read() == whole.read()
+    assert whole.read()["loss"] == pytest.approx(values.mean().item())
