@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import check_sharding, is_sharded, local_rows, resolve_group
-from hebbian_softmax.objectives import needs_whole_matrix
-from hebbian_softmax.pending import Pending
+from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
+from hebbian_softmax.pending import Pending, ShardedPending
 from hebbian_softmax.watch import FrozenInputs
 from hebbian_softmax.write import class_sums, write_batch
 
@@ -31,21 +29,18 @@ class Attachment:
         optimizer: torch.optim.Optimizer,
         process_group: dist.ProcessGroup | None,
     ) -> None:
-        weight = check_weight(head)
-        check_sharding(weight)
+        weight = weight_to_write(head)
         _check_optimizer(optimizer, weight)
-        if is_sharded(weight) and needs_whole_matrix(head.objective):
-            raise ValueError(
-                f"objective {head.objective!r} looks at rows of other classes, which a sharded weight does not have "
-                'at hand; use objective="l2" or "ip" with FSDP, or any objective with DDP'
-            )
+        check_group(weight, process_group)
         self.head, self.weight, self.process_group = head, weight, process_group
         self.optimizer = weakref.ref(optimizer)
-        self.pending = Pending(weight, partial(class_sums, head))
+        self.pending = (ShardedPending if is_sharded(weight) else Pending)(weight, partial(class_sums, head))
         self._checked_for_copy = False
         self.frozen_inputs = FrozenInputs(self.pending)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
-        if weight.requires_grad:
+        if is_sharded(weight):  # autograd sees the gathered rows instead; FSDP calls this hook itself
+            self._hooks.append(weight.register_post_accumulate_grad_hook(self._shard_gradient))
+        elif weight.requires_grad:
             self._hooks.append(weight.register_hook(self._weight_gradient))
 
     @property
@@ -68,10 +63,16 @@ class Attachment:
         self.pending.drop_cleared()
         self.frozen_inputs.weight_gradient()
 
+    def _shard_gradient(self, weight: Tensor) -> None:
+        """FSDP has added a gradient to ``weight.grad``."""
+        assert isinstance(self.pending, ShardedPending)
+        self.pending.gradient_added()
+        self.frozen_inputs.weight_gradient()
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if _is_checkpoint_dummy_step():
             return
-        if not is_sharded(self.weight) and self.head._parameters.get("weight") is not self.weight:
+        if self._weight_replaced():
             raise RuntimeError(
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
@@ -91,6 +92,14 @@ class Attachment:
         if taken or group is not None:
             with torch.no_grad():
                 write_batch(self.head, class_sums(self.head, taken), self.weight, group)
+
+    def _weight_replaced(self) -> bool:
+        now = self.head._parameters.get("weight")
+        if now is self.weight:
+            return False
+        if not is_sharded(self.weight) or now is None:
+            return True
+        return is_sharded(now) and now.placements == self.weight.placements  # else FSDP's gathered copy
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

@@ -7,16 +7,21 @@ written (λ > 0), and each writes the rows it holds. Every rank takes part in ev
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from hebbian_softmax.checks import check_weight
+from hebbian_softmax.objectives import needs_whole_matrix
 from hebbian_softmax.rule import ClassSums
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     from hebbian_softmax.layer import HebbianSoftmax
@@ -41,18 +46,47 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
     register_fsdp_forward_method(head, "loss")
 
 
-def check_sharding(weight: Tensor) -> None:
-    """Refuse layouts of the rows that the rule cannot write."""
-    if not is_sharded(weight):
-        return
+def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
+    """The parameter that the rule writes: all rows, or this rank's shard. Refuses layouts that it cannot write."""
+    sharders = fsdp_modules(head)
+    for module in sharders:
+        module.reshard()  # a forward without backward leaves a gathered copy of the rows in place of the shard
+    weight = check_weight(head)
+    if is_sharded(weight):
+        _check_sharding(head, weight, by_fsdp=bool(sharders))
+    return weight
+
+
+def _check_sharding(head: HebbianSoftmax, weight: DTensor, by_fsdp: bool) -> None:
     from torch.distributed.tensor import Shard
 
-    placements = weight.placements
-    if len(placements) != 1 or placements[0] != Shard(0):
+    if not by_fsdp or len(weight.placements) != 1 or weight.placements[0] != Shard(0):
         raise ValueError(
-            f"weight is laid out as {placements} on a {weight.device_mesh.ndim}-D mesh; the rule works with "
-            "fully_shard on a 1-D mesh, which gives (Shard(dim=0),)"
+            f"weight is laid out as {weight.placements} on a {weight.device_mesh.ndim}-D mesh"
+            f"{'' if by_fsdp else ', not by fully_shard'}; the rule works with fully_shard on a 1-D mesh, "
+            "which gives (Shard(dim=0),)"
         )
+    if needs_whole_matrix(head.objective):
+        raise ValueError(
+            f"objective {head.objective!r} looks at rows of other classes, which a sharded weight does not have "
+            'at hand; use objective="l2" or "ip" with FSDP, or any objective with DDP'
+        )
+
+
+def fsdp_modules(head: nn.Module) -> list[FSDPModule]:
+    """The modules given to ``fully_shard`` that ``head`` is part of."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # fully_shard makes one for each class it is given
+        return []
+    if isinstance(head, fsdp.FSDPModule):
+        return [head]
+    return [module for module in live_modules() if isinstance(module, fsdp.FSDPModule) and head in module.modules()]
+
+
+def live_modules() -> Iterator[nn.Module]:
+    """Every module of this process: a module does not know the ones it is part of."""
+    # type(), not isinstance(): the latter would wake lazy proxies and trip over dead ones.
+    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
 
 
 def local_rows(weight: Tensor) -> Tensor:
@@ -67,6 +101,19 @@ def first_row(weight: Tensor) -> int:
     mesh = weight.device_mesh
     chunk = -(-weight.shape[0] // mesh.size())
     return min(chunk * mesh.get_local_rank(), weight.shape[0])
+
+
+def check_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> None:
+    """Refuse a group that this rank, or a shard of the rows, is not part of."""
+    if process_group is None:
+        return
+    if dist.get_rank(process_group) < 0:
+        raise ValueError(f"process_group does not have this rank, {dist.get_rank()}; attach with a group that does")
+    if is_sharded(weight):
+        ranks = dist.get_process_group_ranks(process_group)
+        shards = dist.get_process_group_ranks(weight.device_mesh.get_group())
+        if sorted(ranks) != sorted(shards):
+            raise ValueError(f"process_group has ranks {ranks}, but the rows are sharded over {shards}; leave it None")
 
 
 def resolve_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

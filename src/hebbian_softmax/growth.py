@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import is_sharded
+from hebbian_softmax.distributed import fsdp_modules, is_sharded, live_modules
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
 def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) -> None:
     """Append ``n`` rows to weight, bias, counts, their gradients and the optimizers' per-row state."""
+    if is_sharded(head.weight) or fsdp_modules(head):
+        raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
     weight = check_weight(head)
     sharers = [module for module in _modules_holding(weight) if module is not head]
     _refuse_what_cannot_grow(head, sharers)
@@ -57,9 +57,7 @@ def _grow_state(state: dict[str, Any], parameter: Tensor, old: int, n: int) -> N
 
 
 def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> None:
-    if is_sharded(head.weight):
-        raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
-    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(head):
+    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(head.weight):
         raise RuntimeError("add_classes cannot grow a head inside DistributedDataParallel; grow it before wrapping")
     for module in sharers:
         if getattr(module, "bias", None) is not None or hasattr(module, "counts"):
@@ -77,14 +75,9 @@ def _follow(module: nn.Module, classes: int) -> None:
 
 def _modules_holding(parameter: Tensor) -> list[nn.Module]:
     """Every module that has ``parameter`` as its weight: a head tied to an embedding does not know the embedding."""
-    return [module for module in _live_modules() if module.__dict__.get("_parameters", {}).get("weight") is parameter]
+    return [module for module in live_modules() if module.__dict__.get("_parameters", {}).get("weight") is parameter]
 
 
-def _wrapped_by_ddp(head: nn.Module) -> bool:
-    wrapper = nn.parallel.DistributedDataParallel
-    return any(isinstance(module, wrapper) and head in module.modules() for module in _live_modules())
-
-
-def _live_modules() -> Iterator[nn.Module]:
-    # type(), not isinstance(): the latter would wake lazy proxies and trip over dead ones.
-    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
+def _wrapped_by_ddp(weight: Tensor) -> bool:
+    wrappers = [module for module in live_modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+    return any(parameter is weight for wrapper in wrappers for parameter in wrapper.parameters())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hebbian_softmax import checks
 from hebbian_softmax.attachment import Attachment
-from hebbian_softmax.distributed import check_sharding, is_sharded, resolve_group
+from hebbian_softmax.distributed import is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss import linear_cross_entropy, target_weight
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -277,11 +277,10 @@ class HebbianSoftmax(nn.Linear):
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
+        weight = weight_to_write(self)
         if self._attachment is not None:
-            weight, group = self._attachment.weight, self._attachment.group()
+            group = self._attachment.group()
         else:
-            weight = checks.check_weight(self)
-            check_sharding(weight)
             group = resolve_group(weight, None) if is_sharded(weight) else None
         write_batch(self, class_sums(self, [Activations(flat, flat_targets)]), weight, group)
 

@@ -10,6 +10,8 @@ at the end of the last backward pass.
     the same tensor at the same version             untouched
     changed, and zero everywhere                    cleared (``zero_grad(set_to_none=False)``)
     changed otherwise (clipped, unscaled, reduced)  kept
+
+With FSDP2 a rank sees its shard of the gradient only; see ``ShardedPending``.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax.distributed import local_rows
+from hebbian_softmax.distributed import is_sharded, local_rows, resolve_group
 from hebbian_softmax.rule import ClassSums
 
 _FOLD_ROWS = 65_536
@@ -50,6 +53,8 @@ class _Entry:
     """``weight.grad`` existed when its backward ended; not so with FSDP's delayed reduction or autograd.grad."""
     alive: Tensor | None = None
     """On CUDA: a boolean on the device, so that finding a cleared gradient does not wait for the device."""
+    born: int = 0
+    """The backward pass it became pending in, since the last step."""
 
 
 class Pending:
@@ -72,19 +77,18 @@ class Pending:
             return
         activations.reached = True
         self.drop_cleared()
-        # Only a backward pass that ends without an exception runs its callbacks.
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(self._add, activations))
+        # A callback that a callback queues comes after those in which DDP and FSDP complete the gradient.
+        _after_backward(partial(_after_backward, partial(self._add, activations)))
 
     def drop_cleared(self) -> None:
         """Forget what belongs to a gradient that was cleared: call before a gradient is added to ``parameter``."""
-        if not self._entries or not self.parameter.requires_grad:
+        if not self.parameter.requires_grad:
             return  # a frozen weight has no gradient to be cleared: its activations last until the step
         grad = self.parameter.grad
         if grad is None:
-            self._entries = [entry for entry in self._entries if not entry.has_gradient]
-        elif self._seen is None or self._seen() is not grad or self._seen_version != grad._version:
-            self._keep_where(local_rows(grad).any())
+            self._drop_with_gradient()
+        else:
+            self._check(grad)
 
     def take(self) -> list[Activations | ClassSums]:
         """What the step just made completes; nothing is pending afterwards.
@@ -92,6 +96,7 @@ class Pending:
         Activations whose gradient has not come to ``parameter.grad`` yet stay for a later step.
         """
         self.drop_cleared()
+        self._settle()
         if self.parameter.requires_grad and self.parameter.grad is None:
             return []
         taken = [_masked(entry) for entry in self._entries]
@@ -106,11 +111,29 @@ class Pending:
         self._entries = []
         self._fold_at = _FOLD_ROWS
 
+    def _check(self, grad: Tensor) -> None:
+        """Forget what was cleared with ``set_to_none=False``."""
+        if self._entries and (not self._is_seen(grad) or self._seen_version != grad._version):
+            self._keep_where(grad.any())
+
+    def _note(self, grad: Tensor) -> None:
+        """A backward pass has ended with this gradient."""
+        self._seen, self._seen_version = weakref.ref(grad), grad._version
+
+    def _is_seen(self, grad: Tensor) -> bool:
+        return self._seen is not None and self._seen() is grad
+
+    def _settle(self) -> None:
+        """Ask other ranks for what this one cannot see; not needed where it sees the whole gradient."""
+
+    def _drop_with_gradient(self) -> None:
+        self._entries = [entry for entry in self._entries if not entry.has_gradient]
+
     def _add(self, activations: Activations) -> None:
         grad = self.parameter.grad
         self._entries.append(_Entry(activations, has_gradient=False))
         if grad is not None:
-            self._seen, self._seen_version = weakref.ref(grad), grad._version
+            self._note(grad)
             for entry in self._entries:
                 entry.has_gradient = True
         if sum(_rows(entry) for entry in self._entries) > self._fold_at:
@@ -121,7 +144,8 @@ class Pending:
         for has_gradient in {entry.has_gradient for entry in self._entries}:
             group = [_masked(entry) for entry in self._entries if entry.has_gradient == has_gradient]
             by_gradient[has_gradient] = self._fold(group)
-        self._entries = [_Entry(sums, has_gradient) for has_gradient, sums in by_gradient.items()]
+        latest = max(entry.born for entry in self._entries)
+        self._entries = [_Entry(sums, has_gradient, born=latest) for has_gradient, sums in by_gradient.items()]
         self._fold_at = max(_FOLD_ROWS, 2 * sum(_rows(entry) for entry in self._entries))
 
     def _keep_where(self, alive: Tensor) -> None:
@@ -131,6 +155,73 @@ class Pending:
             return
         for entry in self._entries:
             entry.alive = alive if entry.alive is None else entry.alive & alive
+
+
+class ShardedPending(Pending):
+    """Pending for a weight sharded by FSDP2, whose gradient each rank sees only the rows of its own shard of.
+
+    Versions tell nothing there (foreach operations do not raise a DTensor's), so the shard itself is looked at:
+    not zero at the end of a backward pass and zero now means cleared. A rank whose shard of the gradient was zero all
+    along, for example because it has no rows, cannot tell and learns it from the others at the step.
+    """
+
+    def __init__(self, parameter: Tensor, fold: Fold) -> None:
+        super().__init__(parameter, fold)
+        self._pass = 0
+        self._pass_ended = False
+        self._nonzero = torch.zeros((), dtype=torch.bool, device=local_rows(parameter).device)
+        self._cleared = torch.zeros((), dtype=torch.int64, device=local_rows(parameter).device)
+        """Passes before this one were cleared, as far as this rank can see."""
+
+    def drop_cleared(self) -> None:
+        self._pass += self._pass_ended
+        self._pass_ended = False
+        super().drop_cleared()
+
+    def gradient_added(self) -> None:
+        """FSDP has added to the gradient: to a new one, if there was none."""
+        grad = self.parameter.grad
+        if grad is not None and not self._is_seen(grad):
+            self._drop_with_gradient()
+
+    def take(self) -> list[Activations | ClassSums]:
+        taken = super().take()
+        if self.parameter.grad is not None:  # as on all ranks, which so go on counting passes alike
+            self._pass, self._cleared = 0, torch.zeros_like(self._cleared)
+        return taken
+
+    def _check(self, grad: Tensor) -> None:
+        nonzero = local_rows(grad).any()
+        cleared = self._nonzero & ~nonzero
+        self._cleared = torch.where(cleared, self._pass, self._cleared)
+        self._seen, self._nonzero = weakref.ref(grad), nonzero
+        if self._entries:
+            self._keep_where(~cleared)
+
+    def _note(self, grad: Tensor) -> None:
+        self._seen, self._nonzero = weakref.ref(grad), local_rows(grad).any()
+
+    def _settle(self) -> None:
+        group = resolve_group(self.parameter, None)
+        if group is None:
+            return
+        assert is_sharded(self.parameter)
+        cleared = self._cleared.to(self.parameter.device_mesh.device_type, copy=True)
+        dist.all_reduce(cleared, dist.ReduceOp.MAX, group=group)
+        for entry in self._entries:
+            alive = cleared <= entry.born
+            entry.alive = alive if entry.alive is None else entry.alive.to(alive.device) & alive
+
+    def _add(self, activations: Activations) -> None:
+        super()._add(activations)
+        self._entries[-1].born = self._pass
+        self._pass_ended = True
+
+
+def _after_backward(callback: Callable[[], None]) -> None:
+    """Call within a backward pass; one that ends in an exception does not run its callbacks."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
 
 
 def _masked(entry: _Entry) -> Activations | ClassSums:

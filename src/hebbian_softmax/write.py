@@ -64,7 +64,8 @@ def write_batch(head: HebbianSoftmax, sums: ClassSums, weight: Tensor, group: di
 def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: Tensor, weight: Tensor) -> None:
     rows, first = local_rows(weight), first_row(weight)
     here = (classes >= first) & (classes < first + rows.shape[0])
-    classes, memories, rate = classes[here], memories[here], rate[here]
+    # FSDP may keep the rows on the CPU while everything else is on the GPU.
+    classes, memories, rate = (each[here].to(rows.device) for each in (classes, memories, rate))
     if classes.numel() == 0:
         return
     old = rows[classes - first].to(accumulation_dtype(rows))
@@ -78,5 +79,6 @@ def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, weight: Tensor, gr
         classes = head.counts.nonzero().squeeze(1)
     rows, first = local_rows(weight), first_row(weight)
     here = (classes >= first) & (classes < first + rows.shape[0])
-    norms = torch.linalg.vector_norm(rows[classes[here] - first], dim=1, dtype=head.running.norms.dtype)
-    head.running.see_rows(sum_over_shards(norms.sum(), weight, group), classes.numel())
+    ours = rows[(classes[here] - first).to(rows.device)]
+    norms = torch.linalg.vector_norm(ours, dim=1, dtype=head.running.norms.dtype)
+    head.running.see_rows(sum_over_shards(norms.sum().to(classes.device), weight, group), classes.numel())
