@@ -204,17 +204,17 @@ def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
 
     def words(name: str) -> str:
         outcome = outcomes[name]
-        numbers = f"{100 * outcome['hebbian']:.1f} % against {100 * outcome['plain']:.1f} %"
         if abs(outcome["difference"]) <= 2 * outcome["standard_error"]:
-            return f"no clear difference ({numbers})"
-        return f"the Hebbian softmax is {'better' if outcome['difference'] > 0 else 'worse'} ({numbers})"
+            verdict = "no clear difference"
+        else:
+            verdict = f"{NAMES['hebbian' if outcome['difference'] > 0 else 'plain']} is better"
+        return f"Hebbian {100 * outcome['hebbian']:.1f} %, plain {100 * outcome['plain']:.1f} %: {verdict}"
 
-    rest = [name for name in outcomes if name != "all classes"]
-    details = "; ".join(f"{name}, {words(name)}" for name in rest)
+    rare, *_, frequent = (name for name in outcomes if name.startswith("seen"))
     return (
-        f"After {settings.steps:,} steps, over all classes alike, {words('all classes')}, Hebbian named first. "
-        f"By class: {details}. "
-        "This is one seed; a difference within two standard errors over classes is called not clear."
+        f"Test accuracy after {settings.steps:,} steps, every class counting alike: {words('all classes')}. "
+        f"Classes {rare}: {words(rare)}. Classes {frequent}: {words(frequent)}. "
+        "This is one seed; differences within two standard errors are called not clear."
     )
 
 
