@@ -147,7 +147,6 @@ def test_a_step_that_the_scaler_skips_writes_nothing_and_the_next_good_one_does(
             assert lab.head.counts.tolist() == [0, *[int(counts[1]) + 1] * 2, 0, 0, 0]
 
 
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_a_fused_optimizers_own_skip_writes_nothing(optimizer: type[torch.optim.Optimizer]) -> None:
     head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=9)
