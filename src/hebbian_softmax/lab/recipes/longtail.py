@@ -36,7 +36,7 @@ class Settings:
     """What `results/longtail-demo` says about the defaults: they were chosen for plain softmax, on other seeds."""
 
     steps: int = setting(1500, "training steps", integer(1))
-    classes: int = setting(1000, "number of classes", integer(10, 100_000))
+    classes: int = setting(1000, "number of classes", integer(20, 100_000))
     learning_rate: float = setting(0.002, "of Adam, for both networks", number(0))
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
     limit: int = setting(30, "T, occurrences of a class that the rule writes", integer(0))
