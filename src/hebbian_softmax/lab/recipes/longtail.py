@@ -33,7 +33,7 @@ NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What `results/longtail-demo` says about the defaults: they were chosen for plain softmax, on other seeds."""
+    """The defaults were chosen for plain softmax, on other seeds than this one: see `results/longtail-demo`."""
 
     steps: int = setting(1500, "training steps", integer(1))
     classes: int = setting(1000, "number of classes", integer(20, 100_000))
