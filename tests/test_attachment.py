@@ -27,7 +27,7 @@ def test_an_optimizer_without_the_weight_is_refused() -> None:
     head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):
         head.attach(torch.optim.SGD(other.parameters(), lr=0.1))
-    with pytest.raises(TypeError, match="must be a torch.optim.Optimizer, got Linear"):
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got Linear"):
         head.attach(other)
     assert head._attachment is None
 
@@ -103,7 +103,7 @@ def test_a_weight_replaced_after_attach_is_told() -> None:
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     head.weight = nn.Parameter(torch.randn(6, 4))
-    with pytest.raises(RuntimeError, match="replaced after head.attach"):
+    with pytest.raises(RuntimeError, match=r"replaced after head\.attach"):
         train(head, optimizer)
 
 

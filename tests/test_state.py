@@ -56,7 +56,7 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
     head.attach(optimizer)
     train(head, optimizer, after, seed=1)
     state = {name: value.clone() for name, value in head.state_dict().items()}
-    optimizer_state = {k: v for k, v in optimizer.state_dict().items()}
+    optimizer_state = dict(optimizer.state_dict().items())
     resumed = HebbianSoftmax(4, 6, bias=True, scale=scale, **OK)
     resumed.load_state_dict(save(state, tmp_path))
     new_optimizer = torch.optim.Adam(resumed.parameters(), lr=0.01)
@@ -121,7 +121,7 @@ def test_from_linear_with_counts_of_ones_own(caplog: pytest.LogCaptureFixture) -
     for bad in (torch.tensor([1, 2]), -1, 0.5, torch.tensor([1, 2, -1])):
         with pytest.raises(ValueError, match="counts must be integers >= 0, one or 3"):
             HebbianSoftmax.from_linear(linear, counts=bad, **OK)
-    with pytest.raises(TypeError, match="linear must be an nn.Linear"):
+    with pytest.raises(TypeError, match=r"linear must be an nn\.Linear"):
         HebbianSoftmax.from_linear(nn.Embedding(3, 4), **OK)
     with pytest.raises(ValueError, match="meta device"):
         HebbianSoftmax.from_linear(nn.Linear(4, 3, device="meta"), **OK)
