@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -118,7 +120,7 @@ def test_smax_rises_and_converges_to_the_float64_optimum(size: float) -> None:
         )
         for steps in (0, 1, 5, 20, 20_000)
     ]
-    for lower, higher in zip(values, values[1:], strict=False):
+    for lower, higher in itertools.pairwise(values):
         assert bool((higher >= lower - 1e-12).all())
     w = SparseSoftmax(neighbours=6, steps=20_000)(h, rows, own, weight).requires_grad_()
     (gradient,) = torch.autograd.grad(SparseSoftmax().value(w, h, near).sum(), w)

@@ -46,6 +46,15 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
     register_fsdp_forward_method(head, "loss")
 
 
+def check_gathered(weight: Tensor, h: Tensor) -> None:
+    """Refuse to compute with a shard of the rows, in words that name the cause."""
+    if is_sharded(weight) and not is_sharded(h):
+        raise RuntimeError(
+            "head.weight is sharded here; after fully_shard(head) call prepare_fsdp(head), and call loss on a head "
+            "sharded with its model within that model's forward"
+        )
+
+
 def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
     """The parameter that the rule writes: all rows, or this rank's shard. Refuses layouts that it cannot write."""
     sharders = fsdp_modules(head)

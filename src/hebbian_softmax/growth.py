@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,8 @@ from hebbian_softmax.distributed import fsdp_modules, is_sharded, live_modules
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
+
+OUTGROWN = "this loss was computed before add_classes and its gradient has the old size; compute it again"
 
 
 def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -47,6 +50,13 @@ def _extend(parameter: Tensor, rows: Tensor) -> None:
     parameter.set_(torch.cat([parameter.detach(), rows]))  # type: ignore[call-overload]
     if grad is not None:
         parameter.grad = torch.cat([grad, torch.zeros_like(rows, dtype=grad.dtype)])
+    parameter.register_hook(partial(_check_gradient, parameter.shape))
+
+
+def _check_gradient(shape: torch.Size, grad: Tensor) -> None:
+    """Without this, the backward of a loss made before would leave the parameter a gradient of the old size."""
+    if grad.shape[0] < shape[0]:
+        raise RuntimeError(OUTGROWN)
 
 
 def _grow_state(state: dict[str, Any], parameter: Tensor, old: int, n: int) -> None:
@@ -60,7 +70,8 @@ def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> 
     if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(head.weight):
         raise RuntimeError("add_classes cannot grow a head inside DistributedDataParallel; grow it before wrapping")
     for module in sharers:
-        if getattr(module, "bias", None) is not None or hasattr(module, "counts"):
+        own_bias = getattr(module, "bias", None) is not head.bias and getattr(module, "bias", None) is not None
+        if own_bias or hasattr(module, "counts"):
             raise ValueError(
                 f"weight is shared with {type(module).__name__}, which has per-class state of its own that add_classes "
                 "does not grow"

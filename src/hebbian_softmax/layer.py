@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hebbian_softmax import checks
 from hebbian_softmax.attachment import Attachment
-from hebbian_softmax.distributed import is_sharded, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss import linear_cross_entropy, target_weight
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -166,7 +166,7 @@ class HebbianSoftmax(nn.Linear):
         (0.05, 100)
         """
         occurrences = torch.as_tensor(counts)
-        if occurrences.is_floating_point() or bool((occurrences < 0).any()):
+        if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
             raise ValueError(f"counts must be integers >= 0, got {counts!r}")
         if not bool((occurrences > 0).any()):
             raise ValueError("counts must have a class that occurs at least once")
@@ -218,6 +218,7 @@ class HebbianSoftmax(nn.Linear):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         if not torch.compiler.is_compiling():
+            check_gathered(self.weight, h)
             self._check_values(flat_targets)
         loss = linear_cross_entropy(
             F.dropout(flat, self.dropout, self.training),
@@ -288,8 +289,8 @@ class HebbianSoftmax(nn.Linear):
         """Append ``n`` new classes in place: parameters keep their identity, old rows and optimizer state their bits.
 
         The state of ``optimizer``, and of the attached one, grows with them. Modules that share the weight (a tied
-        embedding) follow. New rows are initialised as the head's own, with count 0 and bias 0. Finish the backward
-        passes of losses made before: autograd refuses them afterwards.
+        embedding) follow. New rows are initialised as the head's own, with count 0 and bias 0. Losses computed
+        before do not get in the way, but can no longer be backpropagated: that raises an error.
         """
         n = checks.check_integer("n", n, 1)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -357,8 +358,6 @@ class HebbianSoftmax(nn.Linear):
         """Copies and pickles are not attached: the optimizer's hook belongs to the original."""
         return self.__dict__ | {"_attachment": None}
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
-    ) -> None:
-        adopt_state(self, state_dict, prefix, strict)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        adopt_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -24,10 +24,10 @@ def tell_familiar(classes: int, limit: int, how: str) -> None:
     )
 
 
-def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str, strict: bool) -> None:
+def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
     """Check that ``state`` fits before anything is copied; complete that of a plain ``nn.Linear``."""
     ours = {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
-    _check_bias(head, state, prefix, strict)
+    _check_bias(head, state, prefix)
     for key, tensor in ours.items():
         value = state.get(key)
         if isinstance(value, Tensor) and value.shape != tensor.shape:
@@ -43,9 +43,10 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str, strict
         state[prefix + "counts"].fill_(head.limit)
 
 
-def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str, strict: bool) -> None:
+def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
+    """Also with ``strict=False``, which modules are not told of: a bias dropped or left as it is changes all logits."""
     loaded, own = prefix + "bias" in state, head.bias is not None
-    if strict and prefix + "weight" in state and loaded != own:
+    if prefix + "weight" in state and loaded != own:
         raise ValueError(
             f"the loaded state has {'a' if loaded else 'no'} bias and the head was made with bias={own}; "
             f"make it with bias={loaded}"

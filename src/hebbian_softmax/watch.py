@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.growth import OUTGROWN
 from hebbian_softmax.pending import Activations, Pending
 
 
@@ -25,11 +26,14 @@ class _Watch(torch.autograd.Function):
     def forward(ctx: Any, loss: Tensor, h: Tensor, targets: Tensor, pending: Pending) -> Tensor:
         ctx.save_for_backward(h, targets)
         ctx.pending = pending
+        ctx.classes = pending.parameter.shape[0]
         ctx.reached = False
         return loss.clone()  # a view could not be changed in place, and `loss /= steps` is common
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.classes != ctx.pending.parameter.shape[0]:
+            raise RuntimeError(OUTGROWN)
         if not ctx.reached:
             ctx.reached = True
             h, targets = ctx.saved_tensors

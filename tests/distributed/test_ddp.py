@@ -210,3 +210,20 @@ def test_a_gradient_of_zero_and_no_gradient(pool: Pool) -> None:
     alone = step_without_gradient(setup, x, targets)
     assert alone["head.counts"].sum() == 8
     assert_same(pool.run(2, step_without_gradient, setup, x, targets), alone)
+
+
+def train_zero(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # importing it uses torch.jit.script
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    ddp = DistributedDataParallel(setup.model())
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.05)
+    ddp.module.head.attach(optimizer)
+    train_on_ranks(setup, steps, ddp, optimizer)
+    return snapshot(ddp.module)
+
+
+def test_an_optimizer_whose_state_is_spread_over_ranks(pool: Pool) -> None:
+    setup = Setup(optimizer="adam")
+    steps = make_steps(setup, [3, 4])
+    assert_same(pool.run(2, train_zero, setup, steps), train_alone(setup, steps))

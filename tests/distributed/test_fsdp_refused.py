@@ -165,3 +165,15 @@ def prepare_too_early(setup: Setup) -> None:
 
 def test_prepare_fsdp_comes_after_fully_shard(pool: Pool) -> None:
     pool.run(2, prepare_too_early, Setup())
+
+
+def unprepared(setup: Setup) -> None:
+    model = setup.model()
+    fully_shard(model.head, mesh=mesh())
+    fully_shard(model, mesh=mesh())
+    with pytest.raises(RuntimeError, match=r"after fully_shard\(head\) call prepare_fsdp\(head\)"):
+        model(torch.ones(1, 4, dtype=setup.dtype), torch.tensor([1]))
+
+
+def test_a_head_sharded_apart_needs_prepare_fsdp(pool: Pool) -> None:
+    pool.run(2, unprepared, Setup())

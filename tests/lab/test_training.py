@@ -204,6 +204,24 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, eval
     assert all(record["loss"] is not None for record in run.records())
 
 
+def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run) -> None:
+    """The loss of that step is still finite; only the weights after it are not."""
+
+    class Exploding(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            losses = super().train_step()
+            if self.session_steps == 8:
+                with torch.no_grad():
+                    self.model[0].weight[0, 0] = float("nan")
+            return losses
+
+    with pytest.raises(LabError, match=r"state became nan at or before step 8: .*checkpoint of step 7 is kept"):
+        train(Exploding(), run, steps=20, evaluate_every=100, checkpoint_seconds=0, quiet=True)
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 7
+
+
 def test_a_checkpoint_of_another_model_is_one_clear_line(run: Run) -> None:
     train(Toy(), run, steps=2, evaluate_every=2, quiet=True)
     other = Toy()

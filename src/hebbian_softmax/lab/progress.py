@@ -93,7 +93,7 @@ class Progress:
             parts.append(f"{format_bytes(rate) if self.unit == 'bytes' else f'{rate:.3g}'}/s")
             if self.total is not None:
                 parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
-        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
         return f"{self.label}: {', '.join(parts)}"
 
     def _write(self, line: str) -> None:

@@ -84,15 +84,16 @@ def train(
 
             if received or step == steps or time.monotonic() - saved_at >= checkpoint_seconds:
                 finite(losses, step, saved_step)
-                run.save_checkpoint(
-                    {
-                        "step": step,
-                        "seconds": time.monotonic() - clock,
-                        "losses": losses.state_dict(),
-                        "task": task.state_dict(),
-                        "random": random_states(),
-                    }
-                )
+                checkpoint = {
+                    "step": step,
+                    "seconds": time.monotonic() - clock,
+                    "losses": losses.state_dict(),
+                    "task": task.state_dict(),
+                    "random": random_states(),
+                }
+                if has_nan(checkpoint["task"]):  # a finite loss can still have had a gradient that is not
+                    raise diverged("the task's state", math.nan, step, saved_step)
+                run.save_checkpoint(checkpoint)
                 saved_step, saved_at = step, time.monotonic()
 
             if received:
@@ -126,9 +127,22 @@ def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, floa
     means = losses.read()
     for name, value in means.items():
         if not math.isfinite(value):
-            kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
-            raise LabError(f"{name} became {value} at or before step {step}: lower the learning rate ({kept})")
+            raise diverged(name, value, step, saved_step)
     return means
+
+
+def diverged(name: str, value: float, step: int, saved_step: int) -> LabError:
+    kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
+    return LabError(f"{name} became {value} at or before step {step}: lower the learning rate ({kept})")
+
+
+def has_nan(state: Any) -> bool:
+    """Whether any tensor in nested dicts and lists holds a nan."""
+    if isinstance(state, Tensor):
+        return state.is_floating_point() and bool(state.isnan().any())
+    if isinstance(state, Mapping):
+        return any(map(has_nan, state.values()))
+    return isinstance(state, list | tuple) and any(map(has_nan, state))
 
 
 class RunningMeans:

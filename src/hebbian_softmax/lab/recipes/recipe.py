@@ -4,10 +4,11 @@ import argparse
 import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hebbian_softmax.lab import environment
 from hebbian_softmax.lab.errors import LabError
@@ -61,6 +62,8 @@ class Recipe:
         """Start or resume a run, finish it, show its result."""
         require_matplotlib()
         run, settings = self._open(arguments)
+        if not arguments.quiet:
+            print(f"Run folder: {run.path}", file=sys.stderr)
         try:
             with run.held():
                 result = load_result(run)
@@ -96,11 +99,11 @@ class Recipe:
         return run, self.settings(**run.settings)
 
 
-def show(run: Run, result: Result, file: Any) -> None:
+def show(run: Run, result: Result, file: TextIO) -> None:
     """The result for people: tables, the sentences, where the files are, what to try."""
     for table in result.tables:
         print(as_text(table), end="\n\n", file=file)
-    print(result.summary, end="\n\n", file=file)
+    print(textwrap.fill(result.summary, width=100), end="\n\n", file=file)
     for figure in result.figures:
         print(f"Figure: {run.path / figure.file}", file=file)
     print(f"Page:   {run.path / 'page.html'}", file=file)

@@ -1,0 +1,117 @@
+"""The HTML page: one file, nothing fetched, nothing injected."""
+
+import base64
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.report.page import render_page, write_page
+from hebbian_softmax.lab.report.result import Figure, Result, load_result, save_result
+from hebbian_softmax.lab.report.tables import Table
+from hebbian_softmax.lab.runs import Run, create_run
+
+PNG = b"\x89PNG\r\n not really"
+EVIL = "<script>alert('&\"')</script>"
+
+
+class Checker(HTMLParser):
+    """Collects tags, texts and addresses, and insists that tags close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    assert all(source.startswith("data:") for source in checker.sources)
+    return checker
+
+
+def finished(folder: Path, text: str = "plain text", seed: int = 0) -> Run:
+    run = create_run(folder, "demo", "compare demo", {"seed": seed, "name": text})
+    table = Table(f"table {text}", ["a", f"b {text}"], [["row", 1.5], [text, None]])
+    figure = Figure("curve.png", f"caption {text}")
+    result = Result(f"title {text}", f"summary {text}", {"accuracy": 0.5}, [table], [figure], ["hebbian again"])
+    save_result(run, result, {"curve.png": PNG})
+    return run
+
+
+def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    result = load_result(run)
+    assert result is not None
+    assert result.metrics == {"accuracy": 0.5}
+    assert result.tables == [Table("table plain text", ["a", "b plain text"], [["row", 1.5], ["plain text", None]])]
+    assert result.figures == [Figure("curve.png", "caption plain text")]
+    assert (run.path / "curve.png").read_bytes() == PNG
+
+
+def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    run.save_result({"tables": []})
+    with pytest.raises(LabError, match=r"result\.json is not a result"):
+        load_result(run)
+
+
+def test_one_run_shows_everything(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    write_page([run], tmp_path / "page.html")
+    checker = check((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert checker.sources == ["data:image/png;base64," + base64.b64encode(PNG).decode()]
+    for expected in ("summary plain text", "table plain text", "1.5", "caption plain text", "hebbian compare demo"):
+        assert expected in checker.text
+    for section in ("settings", "versions", "hardware"):
+        for name in run.config[section]:
+            assert name in checker.text
+    assert run.config["started"] in checker.text
+
+
+def test_all_text_is_escaped(tmp_path: Path) -> None:
+    page = render_page([finished(tmp_path, EVIL), finished(tmp_path, EVIL + "2")])
+    checker = check(page)
+    assert "script" not in checker.tags
+    assert checker.text.count(EVIL) >= 10
+
+
+def test_several_runs_start_with_what_differs(tmp_path: Path) -> None:
+    checker = check(render_page([finished(tmp_path, seed=10**20 + 3), finished(tmp_path, seed=10**20 + 4)]))
+    overview = checker.text[checker.text.index("The runs") : checker.text.index("table plain text")]
+    assert "seed" in overview
+    assert overview.index(str(10**20 + 3)) < overview.index(str(10**20 + 4))
+    assert "name" not in overview.partition("what was seen")[0]
+
+
+def test_an_unfinished_run_tells_how_far_it_is(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "demo", "compare demo", {})
+    assert "the log ends at the start" in check(render_page([run])).text
+    run.log({"step": 1200, "loss": 0.25})
+    text = check(render_page([run])).text
+    assert "the log ends at step 1,200" in text
+    assert "0.25" in text
+
+
+def test_a_missing_figure_does_not_break_the_page(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    (run.path / "curve.png").unlink()
+    assert "curve.png is missing" in check(render_page([run])).text

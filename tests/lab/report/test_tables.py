@@ -1,0 +1,39 @@
+"""Tables for terminals and for Markdown pages."""
+
+import pytest
+
+from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text
+
+TABLE = Table("Loss", ["name", "count", "loss"], [["plain", 12345, 0.123456], ["a longer name", None, "1 ± 2"]])
+
+
+def test_text_is_aligned() -> None:
+    assert as_text(TABLE).splitlines() == [
+        "Loss",
+        "name            count    loss",
+        "plain          12,345  0.1235",
+        "a longer name       –   1 ± 2",
+    ]
+
+
+def test_markdown() -> None:
+    assert as_markdown(TABLE).splitlines()[2:] == [
+        "| name | count | loss |",
+        "| --- | ---: | ---: |",
+        "| plain | 12,345 | 0.1235 |",
+        "| a longer name | – | 1 ± 2 |",
+    ]
+
+
+def test_markdown_cells_cannot_break_the_table() -> None:
+    line = as_markdown(Table("T", ["a"], [["x|y\nz"]])).splitlines()[-1]
+    assert line == "| x\\|y z |"
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 columns, a row has 2"):
+        Table("T", ["a", "b", "c"], [["x", 1]])
+
+
+def test_no_rows() -> None:
+    assert as_text(Table("T", ["a", "b"], [])) == "T\na  b"

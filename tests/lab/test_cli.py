@@ -1,0 +1,234 @@
+"""The command `hebbian`, as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hebbian_softmax import __version__
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.runs import open_run
+
+SMALL = ["compare", "longtail", "--classes", "20", "--steps", "60"]
+LONGER = ["compare", "longtail", "--classes", "20", "--steps", "300"]
+COMMAND = [sys.executable, "-m", "hebbian_softmax.lab.cli"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def call(*arguments: str | Path) -> int:
+    """The exit code, also where argparse exits by itself."""
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.splitlines()[-1]
+    assert "error: " in last
+    assert "Traceback" not in captured.err
+    return last
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert call(*SMALL, "--quiet", "--runs", runs) == 0
+    (run,) = runs.iterdir()
+    return run
+
+
+def numbers(run: Path) -> dict[str, Any]:
+    result = open_run(run).result()
+    assert result is not None
+    return {**result["metrics"], "seconds": None}
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"hebbian-softmax {__version__}\n"
+    for arguments in (["--help"], ["compare", "--help"], ["compare", "longtail", "--help"], ["report", "--help"]):
+        assert call(*arguments) == 0
+    assert "--learning-rate" in capsys.readouterr().out
+
+
+def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--runs", tmp_path / "runs") == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    expected = {"config.json", "log.jsonl", "checkpoint.pt", "result.json", "accuracy.png", "page.html"}
+    assert {path.name for path in run.iterdir()} == expected
+    captured = capsys.readouterr()
+    assert "all classes" in captured.out
+    assert str(run / "accuracy.png") in captured.out
+    assert "Try next:" in captured.out
+    assert "60/60 steps" in captured.err
+    assert open_run(run).settings["classes"] == 20
+
+
+def test_json_alone_is_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--json", "--runs", tmp_path) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["settings"]["classes"] == 20
+    assert 0 <= result["metrics"]["accuracy"]["all classes"]["hebbian"] <= 1
+    assert Path(result["run"]).is_dir()
+    assert "all classes" in captured.err
+
+
+def test_the_same_seed_gives_the_same_numbers(finished: Path, tmp_path: Path) -> None:
+    assert call(*SMALL, "--quiet", "--runs", tmp_path) == 0
+    (again,) = tmp_path.iterdir()
+    assert numbers(again) == numbers(finished)
+
+
+def test_quiet_says_nothing_but_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--quiet", "--runs", tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_resuming_a_finished_run_shows_it_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "result.json").read_bytes()
+    assert call("compare", "longtail", "--resume", finished, "--classes", "20") == 0
+    assert "all classes" in capsys.readouterr().out
+    assert (finished / "result.json").read_bytes() == before
+
+
+def test_resuming_with_other_settings_is_refused_by_name(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "longtail", "--resume", finished, "--gamma", "0.9") == 1
+    assert "gamma = 0.1, not 0.9" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "required"),
+        (["compare"], 2, "required"),
+        (["compare", "nothing"], 2, "invalid choice: 'nothing'"),
+        (["compare", "longtail", "--gamma", "2"], 2, "--gamma: must be a number from 0 to 1"),
+        (["compare", "longtail", "--classes", "19"], 2, "--classes: must be a whole number from 20"),
+        (["compare", "longtail", "--seed", "-1"], 2, "--seed"),
+        (["compare", "longtail", "--step", "5"], 2, "unrecognized arguments: --step"),
+        (["compare", "longtail", "--runs", "/proc/nowhere"], 1, "cannot write /proc/nowhere"),
+        (["compare", "longtail", "--runs", "/dev/null"], 1, "is a file"),
+        (["compare", "longtail", "--resume", "/dev"], 1, "not a run folder"),
+        (["compare", "longtail", "--resume", "--runs", "/dev"], 1, "no unfinished run"),
+        (["report", "/dev"], 1, "not a run folder"),
+    ],
+)
+def test_a_mistake_ends_in_one_clear_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == code
+    assert message in error_line(capsys)
+
+
+def test_a_learning_rate_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--quiet", "--learning-rate", "1e30", "--runs", tmp_path) == 1
+    assert "lower the learning rate" in error_line(capsys)
+
+
+def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--quiet", "--runs", tmp_path) == 0
+    (run,) = tmp_path.iterdir()
+    (run / "result.json").unlink()
+    (run / "checkpoint.pt").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert call("compare", "longtail", "--quiet", "--resume", run) == 1
+    assert "checkpoint.pt cannot be read" in error_line(capsys)
+
+
+def test_a_run_in_use_is_not_touched(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_run(finished).held():
+        assert call("compare", "longtail", "--quiet", "--resume", finished) == 1
+    assert "in use" in error_line(capsys)
+
+
+def test_without_matplotlib_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call(*SMALL, "--runs", tmp_path / "runs") == 1
+    assert "pip install 'hebbian-softmax[lab]'" in error_line(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_numpy_the_error_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['numpy'] = None; from hebbian_softmax.lab.cli import main; sys.exit(main(['report']))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'\n"
+
+
+def test_report_of_one_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "page.html").unlink()
+    assert call("report", finished, "--markdown") == 0
+    assert "| all classes | 20 |" in capsys.readouterr().out
+    assert (finished / "page.html").exists()
+
+
+def test_report_of_several_runs(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("report", finished, finished) == 0
+    assert capsys.readouterr().out.count("seen fewer than 10 times  ") == 2
+    assert (tmp_path / "report.html").exists()
+    assert call("report", finished, "--output", tmp_path / "missing" / "page.html") == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(finished: Path) -> None:
+    command = [*COMMAND, "report", str(finished)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody stopped."""
+    runs = tmp_path_factory.mktemp("through")
+    assert call(*LONGER, "--quiet", "--runs", runs) == 0
+    (run,) = runs.iterdir()
+    return run
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
+    tmp_path: Path, through: Path, signum: signal.Signals, code: int
+) -> None:
+    """Stopped by a signal and resumed by the command it printed, against one that ran through."""
+    command = [*COMMAND, *LONGER, "--runs", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*/log.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signum)
+        assert process.stderr is not None
+        *_, told, hint = process.stderr.read().splitlines()
+    assert process.returncode == code
+    (run,) = tmp_path.iterdir()
+    checkpoint = open_run(run).load_checkpoint()
+    assert checkpoint is not None
+    assert 0 < checkpoint["step"] < 300
+    assert f"stopped at step {checkpoint['step']}" in told
+    assert hint == f"  hebbian compare longtail --resume {run}"
+
+    assert call("compare", "longtail", "--resume", "--quiet", "--runs", tmp_path) == 0
+    assert numbers(run) == numbers(through)
+    steps = [[record["step"] for record in open_run(path).records()] for path in (run, through)]
+    assert steps[0] == steps[1]

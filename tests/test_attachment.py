@@ -1,0 +1,231 @@
+"""The bond with the optimizer: what it accepts, refuses and survives."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+
+OK = {"gamma": 0.3, "limit": 9}
+
+
+def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, labels: tuple[int, ...] = (1, 2)) -> None:
+    optimizer.zero_grad()
+    dtype, device = head.weight.dtype, head.weight.device
+    h = torch.randn(len(labels), head.in_features, dtype=dtype, device=device)
+    head.loss(h, torch.tensor(labels, device=device)).backward()
+    optimizer.step()
+
+
+def test_an_optimizer_without_the_weight_is_refused() -> None:
+    head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6)
+    with pytest.raises(ValueError, match=r"does not hold head\.weight"):
+        head.attach(torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got Linear"):
+        head.attach(other)
+    assert head._attachment is None
+
+
+def test_lbfgs_is_refused() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    with pytest.raises(TypeError, match="LBFGS"):
+        head.attach(torch.optim.LBFGS(head.parameters()))
+
+
+def test_attaching_twice_is_refused_until_the_first_is_removed_or_gone() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    first = torch.optim.SGD(head.parameters(), lr=0.1)
+    handle = head.attach(first)
+    for optimizer in (first, torch.optim.SGD(head.parameters(), lr=0.1)):
+        with pytest.raises(RuntimeError, match="attached to an optimizer already"):
+            head.attach(optimizer)
+    train(head, first)
+    assert head.counts.tolist() == [0, 1, 1, 0, 0, 0]  # once, not twice
+    handle.remove()
+    second = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(second)
+    train(head, second)
+    assert head.counts.tolist() == [0, 2, 2, 0, 0, 0]
+    del second, optimizer
+    gc.collect()
+    third = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(third)
+    train(head, third)
+    assert head.counts.tolist() == [0, 3, 3, 0, 0, 0]
+
+
+def test_a_weight_on_meta_or_computed_is_refused() -> None:
+    head = HebbianSoftmax(4, 6, device="meta", **OK)
+    with pytest.raises(ValueError, match="meta device"):
+        head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="meta device"):
+        head.memorize(torch.randn(1, 4), torch.tensor([1]))
+    head = HebbianSoftmax(4, 6, **OK)
+    nn.utils.parametrizations.weight_norm(head)
+    with pytest.raises(TypeError, match="parametrizations"):
+        head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+
+
+class MasterCopy(torch.optim.Optimizer):
+    """Keeps a float32 copy of each weight and writes it back, as mixed-precision and averaging optimizers do."""
+
+    def __init__(self, parameters, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                master = self.state[parameter].setdefault("master", parameter.detach().float().clone())
+                if parameter.grad is not None:
+                    master -= group["lr"] * parameter.grad
+                    parameter.copy_(master)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_with_its_own_copy_of_the_weight_is_refused_at_its_first_step(dtype: torch.dtype) -> None:
+    head = HebbianSoftmax(4, 6, dtype=dtype, **OK)
+    optimizer = MasterCopy(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    with pytest.raises(RuntimeError, match="MasterCopy keeps its own copy of the weight"):
+        train(head, optimizer)
+    assert int(head.counts.sum()) == 0
+
+
+def test_a_weight_replaced_after_attach_is_told() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    head.weight = nn.Parameter(torch.randn(6, 4))
+    with pytest.raises(RuntimeError, match=r"replaced after head\.attach"):
+        train(head, optimizer)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy, lambda head: pickle.loads(pickle.dumps(head))])
+def test_copies_are_unattached_and_the_original_stays_attached(copier) -> None:
+    head = HebbianSoftmax(4, 6, rate=None, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    head.loss(torch.randn(1, 4), torch.tensor([3])).backward()
+    twin = copier(head)
+    with pytest.warns(UserWarning, match="not attached"):
+        twin.loss(torch.randn(1, 4), torch.tensor([4]))
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0]
+    new = torch.optim.SGD(twin.parameters(), lr=0.1)
+    twin.attach(new)
+    train(twin, new, (5,))
+    assert int(twin.counts[5]) == 1
+    assert "gamma=0.3" in repr(twin)
+
+
+def test_copied_optimizers_do_not_write() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    twin = copy.deepcopy(optimizer)
+    head.loss(torch.randn(1, 4), torch.tensor([3])).backward()
+    twin.step()
+    assert int(head.counts.sum()) == 0
+
+
+def test_a_whole_model_is_copied_with_its_training() -> None:
+    """deepcopy of (model, optimizer) together, as averaging and checkpointing code does."""
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    train(head, optimizer)
+    twin, twin_optimizer = copy.deepcopy((head, optimizer))
+    twin.attach(twin_optimizer)
+    for h, o in ((head, optimizer), (twin, twin_optimizer)):
+        torch.manual_seed(1)
+        train(h, o)
+    assert torch.equal(head.weight, twin.weight)
+
+
+def test_tied_to_an_embedding() -> None:
+    embedding = nn.Embedding(6, 4)
+    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    head.weight = embedding.weight
+    model = nn.ModuleList([embedding, head])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    head.attach(optimizer)
+    h = embedding(torch.tensor([0])) * 2
+    head.loss(h, torch.tensor([5])).backward()
+    optimizer.step()
+    assert torch.equal(embedding.weight[5], h[0])  # the input embedding is written too
+
+
+def test_parameter_groups_decay_and_clipping() -> None:
+    """The write lands on top of whatever the step did, in whichever group the weight is."""
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, scale=1.0, center=False, **OK)
+    optimizer = torch.optim.AdamW(
+        [{"params": net.parameters()}, {"params": [head.bias]}, {"params": [head.weight], "weight_decay": 0.5}], lr=0.1
+    )
+    head.attach(optimizer)
+    h = net(torch.randn(2, 3))
+    head.loss(h, torch.tensor([1, 2])).backward()
+    nn.utils.clip_grad_norm_([*net.parameters(), *head.parameters()], 1e-2)
+    bias = head.bias.detach().clone()
+    optimizer.step()
+    assert torch.equal(head.weight[[1, 2]], h)
+    assert not torch.equal(head.bias, bias)  # the bias is the optimizer's alone
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_writes_full_precision(dtype: torch.dtype) -> None:
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+    head.attach(optimizer)
+    seen: list[Tensor] = []
+    with torch.autocast("cpu", dtype):
+        h = net(torch.randn(2, 3))
+        seen.append(h.detach())
+        loss = head.loss(h, torch.tensor([1, 2]))
+    assert h.dtype == dtype
+    loss.backward()
+    optimizer.step()
+    assert head.weight.dtype == torch.float32
+    assert torch.equal(head.weight[[1, 2]], seen[0].float())
+    assert head.counts.tolist() == [0, 1, 1, 0, 0, 0]
+
+
+def test_fp16_autocast_with_a_scaler_learns() -> None:
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+    head.attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # too large at first: skipped until it has come down
+    steps = 0
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = head.loss(net(torch.randn(2, 3)), torch.tensor([1, 2]))
+        scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        steps += scaler.get_scale() >= before
+    assert 0 < steps < 60
+    assert head.counts.tolist() == [0, steps, steps, 0, 0, 0]
+
+
+def test_changing_dtype_mid_training() -> None:
+    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    train(head, optimizer)
+    head.double()
+    train(head, optimizer, (2, 3))
+    assert head.counts.tolist() == [0, 1, 2, 1, 0, 0]
+    head.loss(torch.randn(1, 4).double(), torch.tensor([4])).backward()  # pending across the change
+    head.bfloat16()
+    head.weight.grad = head.weight.grad.bfloat16()
+    optimizer.step()
+    train(head, optimizer, (5,))
+    assert head.counts.tolist() == [0, 1, 2, 1, 1, 1]

@@ -1,0 +1,117 @@
+"""What differs on CUDA: nothing is read back to decide, fused kernels skip on the device, tensors move."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+from tests.test_attachment import train
+
+pytestmark = pytest.mark.gpu
+OK = {"gamma": 0.3, "limit": 9}
+
+
+def run(device: str, steps: int, to_none: bool = True, **options: object) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    net = nn.Linear(16, 8).double()
+    head = HebbianSoftmax(8, 50, **(OK | options), dtype=torch.float64)
+    batches = [(torch.randn(64, 16).double(), (torch.rand(64) ** 2 * 50).long()) for _ in range(steps)]
+    net, head = net.to(device), head.to(device)
+    optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01)
+    head.attach(optimizer)
+    for x, y in batches:
+        optimizer.zero_grad(set_to_none=to_none)
+        head.loss(net(x.to(device)), y.to(device)).backward()
+        nn.utils.clip_grad_norm_(head.parameters(), 1.0)  # so that the gradient is looked at on the device
+        optimizer.step()
+    return {name: value.cpu() for name, value in head.state_dict().items()}
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("objective", ["l2", "ip", "svm", "smax"])
+def test_cuda_is_the_cpu(objective: str, to_none: bool) -> None:
+    expected, found = run("cpu", 6, objective=objective), run("cuda", 6, to_none, objective=objective)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-8)
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    first, second = run("cuda", 4), run("cuda", 4)
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_cleared_gradient_is_found_on_the_device(to_none: bool) -> None:
+    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    head.loss(torch.randn(2, 4, device="cuda"), torch.tensor([1, 2], device="cuda")).backward()
+    optimizer.zero_grad(set_to_none=to_none)
+    head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([3], device="cuda")).backward()
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0]
+    head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([3], device="cuda")).backward()
+    optimizer.zero_grad(set_to_none=to_none)
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_fp16_scaler_skips(fused: bool, kind: type[torch.optim.Optimizer], to_none: bool) -> None:
+    net, head = nn.Linear(3, 4).cuda(), HebbianSoftmax(4, 6, device="cuda", **OK)
+    optimizer = kind([*net.parameters(), *head.parameters()], lr=0.1, fused=fused)
+    head.attach(optimizer)
+    scaler = torch.amp.GradScaler("cuda", init_scale=16.0)
+    seen = 0
+    for bad in (True, False, True, False, False):
+        optimizer.zero_grad(set_to_none=to_none)
+        with torch.autocast("cuda", torch.float16):
+            loss = head.loss(net(torch.randn(2, 3, device="cuda")), torch.tensor([1, 2], device="cuda"))
+        scaler.scale(loss).backward()
+        if bad:
+            net.weight.grad[0, 0] = torch.inf
+        before = head.weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        seen += not bad
+        assert head.counts.tolist() == [0, seen, seen, 0, 0, 0]
+        assert torch.equal(head.weight, before) == bad
+
+
+def test_moving_between_devices_mid_training() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    train(head, optimizer)
+    head.cuda()
+    train(head, optimizer, (2, 3))
+    head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([4], device="cuda")).backward()
+    head.cpu()
+    optimizer.step()  # pending and its gradient came along
+    train(head, optimizer, (5,))
+    assert head.counts.tolist() == [0, 1, 2, 1, 1, 1]
+
+
+def test_non_finite_activations_wait_on_the_device() -> None:
+    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    h = torch.randn(2, 4, device="cuda")
+    h[0, 0] = torch.nan
+    head.memorize(h, torch.tensor([1, 2], device="cuda"))
+    with pytest.warns(RuntimeWarning, match="1 activations"):
+        assert head.nonfinite == 1
+
+
+def test_growth_and_compile() -> None:
+    torch._dynamo.reset()
+    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, fused=True)
+    head.attach(optimizer)
+    train(head, optimizer)
+    head.add_classes(2)
+    train(head, optimizer, (7,))
+    assert head.counts.tolist() == [0, 1, 1, 0, 0, 0, 0, 1]

@@ -1,0 +1,183 @@
+"""add_classes: new rows in place."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+
+OK = {"gamma": 0.3, "limit": 9}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+}
+
+
+def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, labels: tuple[int, ...]) -> None:
+    optimizer.zero_grad()
+    head.loss(torch.randn(len(labels), head.in_features), torch.tensor(labels)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+def test_everything_old_keeps_its_bits(name: str, bias: bool, attached: bool) -> None:
+    head = HebbianSoftmax(4, 6, bias=bias, **OK)
+    optimizer = OPTIMIZERS[name](head.parameters())
+    handle = head.attach(optimizer)
+    for _ in range(3):
+        train(head, optimizer, (1, 2, 5))
+    if not attached:
+        handle.remove()
+    weight, old_bias = head.weight, head.bias
+    rows = weight.detach().clone()
+    h = torch.randn(3, 4)
+    logits = head(h).detach()
+    state = {p: copy.deepcopy(dict(optimizer.state[p])) for p in head.parameters()}
+
+    head.add_classes(2, optimizer=None if attached else optimizer)
+
+    assert head.weight is weight
+    assert head.bias is old_bias
+    assert head.weight.shape == (8, 4)
+    assert head.out_features == head.num_classes == 8
+    assert torch.equal(head.weight[:6], rows)
+    assert head.counts.tolist() == [0, 3, 3, 0, 0, 3, 0, 0]
+    assert float(head.weight[6:].detach().abs().max()) <= 0.5  # 1/sqrt(4), the head's own initialisation
+    assert float(head.weight[6:].detach().abs().max()) > 0
+    if bias:
+        assert head.bias[6:].tolist() == [0, 0]
+    torch.testing.assert_close(head(h)[:, :6].detach(), logits, rtol=1e-6, atol=1e-6)
+    for parameter, before in state.items():
+        for key, value in before.items():
+            now = optimizer.state[parameter][key]
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] == 6:
+                assert torch.equal(now[:6], value)
+                assert now.shape[0] == 8
+                assert not now[6:].any()
+            elif isinstance(value, Tensor):
+                assert torch.equal(now, value)
+    if not attached:
+        head.attach(optimizer)
+    train(head, optimizer, (6, 7, 1))
+    assert head.counts.tolist() == [0, 4, 3, 0, 0, 3, 1, 1]
+
+
+def test_grown_training_equals_training_that_had_the_rows_from_the_start() -> None:
+    """With the new classes' rows and state zeroed alike, momentum and all."""
+    small = HebbianSoftmax(4, 3, **OK)
+    large = HebbianSoftmax(4, 5, **OK)
+    optimizers = []
+    for head in (small, large):
+        optimizers.append(torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9))
+        head.attach(optimizers[-1])
+    small.add_classes(2)
+    with torch.no_grad():
+        large.weight.copy_(small.weight)
+    for head, optimizer in zip((small, large), optimizers, strict=True):
+        torch.manual_seed(2)
+        for _ in range(4):
+            train(head, optimizer, (0, 3, 4))
+    assert torch.equal(small.weight, large.weight)
+
+
+def test_with_a_graph_alive_and_gradients_pending() -> None:
+    head = HebbianSoftmax(4, 6, bias=True, scale=1.0, center=False, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    h = torch.randn(1, 4)
+    alive = head.loss(torch.randn(2, 4), torch.tensor([0, 1]))  # never backpropagated, and kept
+    head.loss(h, torch.tensor([3])).backward()
+    grads = {p: p.grad.clone() for p in head.parameters()}
+    head.add_classes(3)
+    for parameter, grad in grads.items():
+        assert torch.equal(parameter.grad[:6], grad)
+        assert not parameter.grad[6:].any()
+        assert parameter.grad.shape == parameter.shape
+    new = torch.randn(1, 4)
+    head.loss(new, torch.tensor([8])).backward()
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 1]
+    assert torch.equal(head.weight[[3, 8]], torch.cat([h, new]))
+    with pytest.raises(RuntimeError, match="computed before add_classes"):
+        alive.backward()
+
+
+@pytest.mark.parametrize("remember", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_loss_from_before_is_refused_without_harm(remember: bool, frozen: bool) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    h = torch.randn(2, 4, requires_grad=not frozen)
+    alive = head.loss(h, torch.tensor([0, 1]), remember=remember)
+    head.add_classes(3)
+    with pytest.raises(RuntimeError, match=r"computed before add_classes|modified by an inplace operation"):
+        alive.backward()
+    assert head.weight.grad is None
+    train(head, optimizer, (8,))
+    assert head.counts.tolist() == [0] * 8 + [1]
+
+
+def test_tied_embedding_follows() -> None:
+    embedding = nn.Embedding(6, 4)
+    head = HebbianSoftmax(4, 6, **OK)
+    head.weight = embedding.weight
+    optimizer = torch.optim.Adam([head.weight], lr=0.1)
+    head.attach(optimizer)
+    train(head, optimizer, (1, 2))
+    head.add_classes(2)
+    assert embedding.num_embeddings == 8
+    assert embedding.weight is head.weight
+    assert embedding(torch.tensor([7])).shape == (1, 4)
+    optimizer.zero_grad()
+    head.loss(embedding(torch.tensor([7])), torch.tensor([6])).backward()
+    optimizer.step()
+    assert int(head.counts[6]) == 1
+
+
+def test_a_sharer_with_state_of_its_own_is_refused_and_nothing_changes() -> None:
+    head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6, bias=True)
+    other.weight = head.weight
+    with pytest.raises(ValueError, match="shared with Linear"):
+        head.add_classes(2)
+    assert head.weight.shape == (6, 4)
+    assert head.out_features == 6
+
+
+def test_parameter_groups() -> None:
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, **OK)
+    optimizer = torch.optim.AdamW(
+        [{"params": net.parameters()}, {"params": [head.weight], "lr": 0.1}, {"params": [head.bias]}], lr=0.01
+    )
+    head.attach(optimizer)
+    groups = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    train(head, optimizer, (1, 2))
+    head.add_classes(1)
+    assert [[id(p) for p in group["params"]] for group in optimizer.param_groups] == groups
+    train(head, optimizer, (6,))
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
+def test_bad_numbers(bad: object) -> None:
+    with pytest.raises((ValueError, TypeError), match="n must be"):
+        HebbianSoftmax(4, 6, **OK).add_classes(bad)
+
+
+def test_bad_optimizer() -> None:
+    with pytest.raises(TypeError, match="optimizer must be"):
+        HebbianSoftmax(4, 6, **OK).add_classes(1, optimizer="adam")
+
+
+def test_on_meta() -> None:
+    with pytest.raises(ValueError, match="meta device"):
+        HebbianSoftmax(4, 6, device="meta", **OK).add_classes(1)

@@ -1,0 +1,276 @@
+"""The layer as a drop-in nn.Linear: forward, loss, memorize, suggest, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax, PaperRate
+from tests.oracle import Oracle
+
+OK = {"gamma": 0.1, "limit": 10}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_nn_linear(bias: bool) -> None:
+    torch.manual_seed(1)
+    head = HebbianSoftmax(5, 7, bias=bias, dropout=0.5, **OK)
+    torch.manual_seed(1)
+    linear = nn.Linear(5, 7, bias=bias)
+    assert isinstance(head, nn.Linear)
+    assert [n for n, _ in head.named_parameters()] == [n for n, _ in linear.named_parameters()]
+    for name, parameter in linear.named_parameters():
+        assert torch.equal(head.get_parameter(name), parameter)
+    h = torch.randn(2, 3, 5)
+    assert torch.equal(head(h), linear(h))
+    assert head.num_classes == head.out_features == 7
+    assert "gamma=0.1, limit=10" in repr(head)
+
+
+@given(
+    shape=st.sampled_from([(0,), (1,), (6,), (2, 3), (2, 1, 3)]),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    weighted=st.booleans(),
+    bias=st.booleans(),
+    ignored=st.floats(0, 1),
+    ignore_index=st.sampled_from([-100, 2, -1]),
+    seed=st.integers(0, 100),
+)
+def test_loss_is_cross_entropy(shape, reduction, smoothing, weighted, bias, ignored, ignore_index, seed) -> None:
+    torch.manual_seed(seed)
+    head = HebbianSoftmax(5, 7, bias=bias, ignore_index=ignore_index, dtype=torch.float64, **OK)
+    h = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(7, shape)
+    y = torch.where(torch.rand(shape) < ignored, ignore_index, y)
+    weight = torch.rand(7, dtype=torch.float64) if weighted else None
+    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": weight}
+    loss = head.loss(h, y, remember=False, **options)
+    logits = F.linear(h, head.weight, head.bias).reshape(-1, 7)
+    expected = F.cross_entropy(logits, y.reshape(-1), ignore_index=ignore_index, **options)
+    expected = expected.view(shape) if reduction == "none" else expected
+    if bool((y == ignore_index).all()):
+        expected = logits.sum() * 0 if reduction != "none" else expected
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    inputs = [h, *head.parameters()]
+    for ours, theirs in zip(grads(loss, inputs), grads(expected, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def grads(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss.sum(), inputs, retain_graph=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("labels", [[], [-100, -100]])
+def test_an_empty_or_ignored_batch_is_loss_zero_and_changes_nothing(labels: list[int]) -> None:
+    head = HebbianSoftmax(5, 7, bias=True, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    h = torch.randn(len(labels), 5, requires_grad=True)
+    loss = head.loss(h, torch.tensor(labels, dtype=torch.int64))
+    loss.backward()
+    optimizer.step()
+    assert loss.item() == 0
+    assert not h.grad.any()
+    assert not head.weight.grad.any()
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_loss_may_be_changed_in_place() -> None:
+    head = HebbianSoftmax(5, 7, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    loss = head.loss(torch.randn(2, 5), torch.tensor([1, 2]))
+    loss /= 2
+    loss.backward()
+    optimizer.step()
+    assert int(head.counts.sum()) == 2
+
+
+def test_dropout_is_for_the_loss_and_not_for_the_memory() -> None:
+    head = HebbianSoftmax(64, 3, dropout=0.5, gamma=0.1, limit=10, scale=1.0, center=False)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    h, y = torch.randn(1, 64, requires_grad=True), torch.tensor([1])
+    losses = {head.loss(h, y, remember=False).item() for _ in range(4)}
+    assert len(losses) == 4
+    assert head.eval().loss(h, y).item() == F.cross_entropy(head(h), y).item()
+    head.train().loss(h, y).backward()
+    assert 10 < int((h.grad == 0).sum()) < 54  # about half of the features were dropped
+    optimizer.step()
+    assert torch.equal(head.weight[1], h[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_memorize_writes_at_once_and_leaves_pending_alone(training: bool) -> None:
+    head = HebbianSoftmax(4, 6, gamma=0.3, limit=9, scale=1.0, center=False, dtype=torch.float64)
+    oracle = Oracle(6, 0.3, 9)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    handle = head.attach(optimizer)
+    waiting, y_waiting = torch.randn(2, 4, dtype=torch.float64), torch.tensor([0, 5])
+    head.loss(waiting, y_waiting).backward()
+    head.train(training)
+    for _ in range(4):
+        h, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(6, (2, 3))
+        expected = oracle.update(head.weight.detach(), h.view(6, 4), y.view(6))
+        head.memorize(h.requires_grad_(), y)
+        torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+        assert head.counts.tolist() == oracle.counts
+        assert head.training == training
+        assert len(handle.pending) == 1
+    expected = oracle.update(head.weight.detach(), waiting, y_waiting)
+    optimizer.step()
+    torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_memorizing_false_stops_the_writes_and_goes_on_counting() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    head.memorizing = False
+    before = head.weight.detach().clone()
+    for _ in range(3):
+        optimizer.zero_grad()
+        head.loss(torch.randn(2, 4), torch.tensor([1, 2])).backward()
+        optimizer.step()
+    assert torch.equal(head.weight, before)
+    assert head.counts.tolist() == [0, 3, 3, 0, 0, 0]
+    head.memorizing = True
+    optimizer.zero_grad()
+    head.loss(torch.randn(2, 4), torch.tensor([1, 2])).backward()
+    optimizer.step()
+    assert not torch.equal(head.weight, before)
+
+
+def test_counting_goes_on_after_the_limit_and_rows_are_left_alone() -> None:
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=3, scale=1.0, center=False)
+    for seen in range(6):
+        before = head.weight.detach().clone()
+        head.memorize(torch.randn(1, 4), torch.tensor([2]))
+        assert int(head.counts[2]) == seen + 1
+        assert torch.equal(head.weight, before) == (seen >= 3)  # c < T, not ≤
+
+
+def test_suggest() -> None:
+    assert HebbianSoftmax.suggest(torch.tensor([100, 0, 20, 7]), epochs=10) == (1 / 7, 70)
+    assert HebbianSoftmax.suggest([4, 3], epochs=2.5) == (1 / 3, 8)
+    for counts, match in (([0, 0], "at least once"), ([], "at least once"), ([-1, 3], ">= 0"), ([1.5], "integers")):
+        with pytest.raises(ValueError, match=match):
+            HebbianSoftmax.suggest(counts, epochs=1)
+    with pytest.raises(ValueError, match="epochs"):
+        HebbianSoftmax.suggest([1], epochs=-1)
+
+
+BAD_ARGUMENTS = [
+    ({"gamma": -0.1}, ValueError, r"gamma must be in \[0, 1\], got -0.1"),
+    ({"gamma": 1.1}, ValueError, r"gamma must be in \[0, 1\], got 1.1"),
+    ({"gamma": float("nan")}, ValueError, "gamma"),
+    ({"gamma": "a"}, TypeError, "gamma must be a number, got 'a'"),
+    ({"limit": -1}, ValueError, "limit must be at least 0, got -1"),
+    ({"limit": 1.5}, TypeError, "limit must be an integer"),
+    ({"dropout": 1.5}, ValueError, "dropout"),
+    ({"scale": "max"}, ValueError, 'scale must be "match" or a number'),
+    ({"scale": float("inf")}, ValueError, "scale"),
+    ({"center": 1}, TypeError, "center must be True or False"),
+    ({"objective": "hinge"}, ValueError, "objective"),
+    ({"rate": 0.5}, TypeError, "rate must be a callable"),
+    ({"rate": lambda c, n: 0.5}, ValueError, "one λ for each"),
+    ({"rate": lambda c, n: c * 2.0}, ValueError, r"λ in \[0, 1\]"),
+    ({"ignore_index": 0.5}, TypeError, "ignore_index"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "match"), BAD_ARGUMENTS, ids=[str(i) for i in range(len(BAD_ARGUMENTS))])
+def test_bad_arguments(options: dict[str, object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        HebbianSoftmax(4, 6, **(OK | options))
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+def test_bad_sizes(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        HebbianSoftmax(*size, **OK)
+
+
+BAD_BATCHES = [
+    (torch.randn(3, 5), torch.tensor([0, 1, 2]), ValueError, r"h must have shape \(\.\.\., 4\), got \(3, 5\)"),
+    (torch.tensor(1.0), torch.tensor(0), ValueError, "h must have shape"),
+    (torch.randn(3, 4), torch.tensor([0, 1]), ValueError, r"targets must have shape \(3,\)"),
+    (torch.randn(3, 4), torch.tensor([0.0, 1, 2]), TypeError, "integer dtype, got torch.float32"),
+    (torch.randn(3, 4), torch.tensor([True, False, True]), TypeError, "integer dtype, got torch.bool"),
+    (torch.randint(9, (3, 4)), torch.tensor([0, 1, 2]), TypeError, "h must be floating point"),
+    (
+        torch.randn(3, 4),
+        torch.tensor([0, 6, 1]),
+        ValueError,
+        r"targets must be in \[0, 5\] or ignore_index=-100, got 6",
+    ),
+    (torch.randn(3, 4), torch.tensor([0, -1, 1]), ValueError, "got -1"),
+    ([[1.0] * 4], torch.tensor([0]), TypeError, "h must be a tensor, got list"),
+]
+
+
+@pytest.mark.parametrize("method", ["loss", "remember", "memorize"])
+@pytest.mark.parametrize(("h", "y", "error", "match"), BAD_BATCHES, ids=[str(i) for i in range(len(BAD_BATCHES))])
+def test_bad_batches_change_nothing(method, h, y, error, match) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    handle = head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    with pytest.raises(error, match=match):
+        getattr(head, method)(h, y)
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert len(handle.pending) == 0
+
+
+def test_bad_reduction() -> None:
+    with pytest.raises(ValueError, match="reduction"):
+        HebbianSoftmax(4, 6, **OK).loss(torch.randn(1, 4), torch.tensor([0]), reduction="avg")
+
+
+def test_non_finite_activations_are_left_out_counted_and_told_of() -> None:
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, scale=1.0, center=False)
+    assert head.nonfinite == 0
+    h = torch.randn(4, 4)
+    h[1, 2], h[3, 0] = torch.nan, torch.inf
+    before = head.weight.detach().clone()
+    head.memorize(h, torch.tensor([0, 0, 1, 2]))
+    assert head.counts.tolist() == [1, 1, 0, 0, 0, 0]
+    assert torch.equal(head.weight[:2], h[[0, 2]])
+    assert torch.equal(head.weight[2:], before[2:])
+    assert int(head.state_dict()["nonfinite_count"]) == 2
+    with pytest.warns(RuntimeWarning, match="2 activations"):
+        assert head.nonfinite == 2
+    assert head.nonfinite == 2  # told of once
+    head.memorize(h[1:2], torch.tensor([-100]))  # ignored anyway
+    assert head.nonfinite == 2
+
+
+def test_non_finite_activations_in_training_never_raise() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    head.loss(torch.full((2, 4), torch.nan), torch.tensor([1, 2])).backward()
+    head.weight.grad.zero_()  # what a nan-guard does; then the batch is gone with its gradient
+    head.loss(torch.full((1, 4), torch.inf), torch.tensor([3])).backward()
+    optimizer.step()
+    assert int(head.counts.sum()) == 0
+    assert int(head.nonfinite_count) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_integer_targets_of_any_size(dtype: torch.dtype) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    head.memorize(torch.randn(2, 4), torch.tensor([1, 5], dtype=dtype))
+    head.loss(torch.randn(2, 4), torch.tensor([1, 5], dtype=dtype), remember=False)
+    assert head.counts.tolist() == [0, 1, 0, 0, 0, 1]
+
+
+def test_default_rate_is_the_papers() -> None:
+    assert HebbianSoftmax(4, 6, **OK).rate == PaperRate(0.1, 10)

@@ -1,0 +1,278 @@
+"""State: checkpoints in every format, plain nn.Linear weights, export, compile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+
+OK = {"gamma": 0.3, "limit": 9}
+# torch's compiler reads .grad of what it traces, and pays no heed to filters made errors.
+COMPILES = pytest.mark.filterwarnings("ignore:The .grad attribute")
+
+
+def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        head.loss(3 + torch.randn(5, 4), torch.randint(6, (5,))).backward()
+        optimizer.step()
+
+
+def torch_save(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    torch.save(state, folder / "head.pt")
+    return torch.load(folder / "head.pt", weights_only=True)
+
+
+def safetensors_save(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file, save_file
+
+    save_file(state, folder / "head.safetensors")
+    return load_file(folder / "head.safetensors")
+
+
+def dcp_save(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(state, checkpoint_id=folder / "dcp", no_dist=True)
+    empty = {name: torch.zeros_like(value) for name, value in state.items()}
+    dcp.load(empty, checkpoint_id=folder / "dcp", no_dist=True)
+    return empty
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # what no_dist=True asks for
+@pytest.mark.parametrize("scale", ["match", 1.0])
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("save", [torch_save, safetensors_save, dcp_save])
+def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, tmp_path: Path) -> None:
+    head = HebbianSoftmax(4, 6, bias=True, scale=scale, **OK)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    head.attach(optimizer)
+    train(head, optimizer, after, seed=1)
+    state = {name: value.clone() for name, value in head.state_dict().items()}
+    optimizer_state = dict(optimizer.state_dict().items())
+    resumed = HebbianSoftmax(4, 6, bias=True, scale=scale, **OK)
+    resumed.load_state_dict(save(state, tmp_path))
+    new_optimizer = torch.optim.Adam(resumed.parameters(), lr=0.01)
+    torch.save(optimizer_state, tmp_path / "optimizer.pt")
+    new_optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    resumed.attach(new_optimizer)
+    train(head, optimizer, 4, seed=2)
+    train(resumed, new_optimizer, 4, seed=2)
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_state_dict_holds_all_and_only_tensors() -> None:
+    head = HebbianSoftmax(4, 6, bias=True, **OK)
+    names = ["weight", "bias", "counts", "nonfinite_count", "running.mean", "running.norms", "running.batches"]
+    assert list(head.state_dict()) == names
+    assert head.counts.dtype == torch.int64
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_plain_linears_state_counts_as_familiar(nested: bool, caplog: pytest.LogCaptureFixture) -> None:
+    linear, head = nn.Linear(4, 6), HebbianSoftmax(4, 6, bias=True, **OK)
+    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    source, target = (nn.Sequential(linear), nn.Sequential(head)) if nested else (linear, head)
+    with caplog.at_level(logging.WARNING, "hebbian_softmax"):
+        target.load_state_dict(source.state_dict())
+    assert "6 classes" in caplog.text
+    assert "familiar" in caplog.text
+    assert torch.equal(head.weight, linear.weight)
+    assert head.counts.tolist() == [9] * 6
+    assert not head.running.mean.any()
+    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    assert torch.equal(head.weight, linear.weight)  # the rule leaves familiar rows alone
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_linear(bias: bool, caplog: pytest.LogCaptureFixture) -> None:
+    linear = nn.Linear(4, 6, bias=bias).double().eval()
+    head = HebbianSoftmax.from_linear(linear, **OK, dropout=0.5)
+    assert "familiar" in caplog.text
+    assert "counts=" in caplog.text
+    assert head.weight is linear.weight
+    assert head.bias is linear.bias
+    assert not head.training
+    assert head.dropout == 0.5
+    assert head.counts.tolist() == [9] * 6
+    assert head.running.mean.dtype == torch.float64
+    h = torch.randn(2, 4).double()
+    assert torch.equal(head(h), linear(h))
+    before = linear.weight.detach().clone()
+    head.add_classes(1)
+    head.memorize(h, torch.tensor([0, 6]))
+    assert torch.equal(head.weight[:6], before)
+    assert head.counts.tolist() == [10, 9, 9, 9, 9, 9, 1]
+
+
+def test_from_linear_with_counts_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+    linear = nn.Linear(4, 3)
+    assert HebbianSoftmax.from_linear(linear, counts=0, **OK).counts.tolist() == [0, 0, 0]
+    assert HebbianSoftmax.from_linear(linear, counts=torch.tensor([3, 1, 2]), **OK).counts.tolist() == [3, 1, 2]
+    assert caplog.text == ""
+    for bad in (torch.tensor([1, 2]), -1, 0.5, torch.tensor([1, 2, -1])):
+        with pytest.raises(ValueError, match="counts must be integers >= 0, one or 3"):
+            HebbianSoftmax.from_linear(linear, counts=bad, **OK)
+    with pytest.raises(TypeError, match=r"linear must be an nn\.Linear"):
+        HebbianSoftmax.from_linear(nn.Embedding(3, 4), **OK)
+    with pytest.raises(ValueError, match="meta device"):
+        HebbianSoftmax.from_linear(nn.Linear(4, 3, device="meta"), **OK)
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (nn.Linear(4, 6, bias=True), "loaded state has a bias and the head was made with bias=False"),
+        (nn.Linear(4, 7, bias=False), r"weight of the loaded state has shape \(7, 4\).*add_classes"),
+        (nn.Linear(5, 6, bias=False), r"weight of the loaded state has shape \(6, 5\)"),
+        (HebbianSoftmax(4, 7, **OK), r"shape \(7, 4\)"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(other: nn.Module, match: str) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    with pytest.raises(ValueError, match=match):
+        head.load_state_dict(other.state_dict())
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_missing_bias_is_told(strict: bool) -> None:
+    head = HebbianSoftmax(4, 6, bias=True, **OK)
+    with pytest.raises(ValueError, match="no bias and the head was made with bias=True"):
+        nn.Sequential(head).load_state_dict(nn.Sequential(nn.Linear(4, 6, bias=False)).state_dict(), strict=strict)
+
+
+def test_pending_is_not_saved() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    head.loss(torch.randn(1, 4), torch.tensor([1])).backward()
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_reset_parameters_forgets() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    head.reset_parameters()
+    assert not head.counts.any()
+    assert not head.running.mean.any()
+    assert not head.running.knows_rows()
+
+
+def test_deferred_initialisation_on_meta() -> None:
+    with torch.device("meta"):
+        head = HebbianSoftmax(4, 6, **OK)
+    head.to_empty(device="cpu")
+    head.reset_parameters()
+    assert head.counts.tolist() == [0] * 6
+    head.memorize(torch.randn(1, 4), torch.tensor([2]))
+
+
+def test_export_of_the_inference_path() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, **OK)).eval()
+    x = torch.randn(2, 3)
+    exported = torch.export.export(model, (x,))
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+class Classifier(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 4)
+        self.head = HebbianSoftmax(4, 6, **(OK | options))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.head.loss(self.net(x).tanh(), y)
+
+
+@COMPILES
+@pytest.mark.parametrize("kind", ["loss", "remember"])
+def test_compiled_training_is_eager_training(kind: str) -> None:
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Classifier()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model.head.attach(optimizer)
+
+        def loss_of(x: Tensor, y: Tensor, model: Classifier = model) -> Tensor:
+            if kind == "loss":
+                return model(x, y)
+            h = model.net(x).tanh()
+            model.head.remember(h, y)
+            return F.cross_entropy(model.head(h), y)
+
+        run = torch.compile(loss_of, backend="aot_eager") if compiled else loss_of
+        for _ in range(6):
+            x, y = torch.randn(5, 3), torch.randint(6, (5,))
+            optimizer.zero_grad()
+            run(x, y).backward()
+            optimizer.step()
+        results.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert int(results[0]["head.counts"].sum()) == 30
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+@COMPILES
+def test_loss_costs_at_most_one_graph_break() -> None:
+    torch._dynamo.reset()
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.head.attach(optimizer)
+    x, y = torch.randn(5, 3), torch.randint(6, (5,))
+    explained = torch._dynamo.explain(model)(x, y)
+    assert explained.graph_break_count <= 1
+    model.eval()
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(model)(x, y).graph_break_count == 0
+
+
+@COMPILES
+def test_a_compiled_model_recompiles_after_growth() -> None:
+    torch._dynamo.reset()
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.head.attach(optimizer)
+    compiled = torch.compile(model, backend="aot_eager")
+    for classes in (6, 8):
+        for _ in range(2):
+            optimizer.zero_grad()
+            x, y = torch.randn(5, 3), torch.randint(classes, (5,))
+            y[0] = classes - 1
+            loss = compiled(x, y)
+            torch.testing.assert_close(loss.item(), F.cross_entropy(model.head(model.net(x).tanh()), y).item())
+            loss.backward()
+            optimizer.step()
+        model.head.add_classes(2)
+    assert int(model.head.counts.sum()) == 20
+
+
+@COMPILES
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
+@pytest.mark.slow
+def test_compiled_by_inductor() -> None:
+    torch._dynamo.reset()
+    model = Classifier(scale=1.0, center=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.head.attach(optimizer)
+    compiled = torch.compile(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        compiled(torch.randn(5, 3), torch.randint(6, (5,))).backward()
+        optimizer.step()
+    assert int(model.head.counts.sum()) == 15
