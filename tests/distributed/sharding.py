@@ -17,8 +17,8 @@ from hebbian_softmax import prepare_fsdp
 from tests.distributed.training import Model, Setup, Step, snapshot, train_on_ranks
 
 
-def mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+def mesh(device: str = "cpu") -> DeviceMesh:
+    return init_device_mesh(device, (dist.get_world_size(),))
 
 
 def shard(model: Model, how: str, **options: Any) -> Model:
@@ -33,7 +33,7 @@ def shard(model: Model, how: str, **options: Any) -> Model:
 
 def sharded_model(setup: Setup, how: str, options: dict[str, Any] | None = None) -> tuple[Model, torch.optim.Optimizer]:
     """In the order that the documentation gives: shard, make the optimizer, attach."""
-    model = shard(setup.model(), how, **(options or {}))
+    model = shard(setup.model(), how, **{"mesh": mesh(setup.device)} | (options or {}))
     optimizer = setup.make_optimizer(model.parameters())
     model.head.attach(optimizer)
     return model, optimizer

@@ -13,7 +13,16 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tests.distributed.pool import Pool
 from tests.distributed.sharding import sharded_model
-from tests.distributed.training import Setup, Step, assert_same, make_steps, snapshot, train_alone, train_on_ranks
+from tests.distributed.training import (
+    Setup,
+    Step,
+    assert_same,
+    joined,
+    make_steps,
+    snapshot,
+    train_alone,
+    train_on_ranks,
+)
 
 SAVED_AFTER = 3
 
@@ -48,7 +57,7 @@ def dealt(steps: list[Step], world_size: int) -> list[Step]:
     """The same joined batches, dealt out to another number of ranks."""
 
     def deal(step: Step) -> Step:
-        x, targets = (torch.cat(parts) for parts in zip(*step[0], strict=True))
+        [[(x, targets)]] = joined([step])[0]
         return [[(x[rank::world_size], targets[rank::world_size]) for rank in range(world_size)]]
 
     return [deal(step) for step in steps]

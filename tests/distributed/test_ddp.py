@@ -18,6 +18,7 @@ from tests.distributed.training import (
     Step,
     assert_same,
     finish_step,
+    joined,
     make_steps,
     snapshot,
     train_alone,
@@ -173,7 +174,7 @@ def skip_and_go_on(setup: Setup, steps: list[Step], ranks: bool) -> dict[str, Te
     for step in steps:
         for micro_batch in step:
             optimizer.zero_grad(set_to_none=setup.set_to_none)
-            x, targets = micro_batch[rank]
+            x, targets = (each.to(setup.device) for each in micro_batch[rank])
             (trained(x, targets) / targets.numel()).backward()
         finish_step(setup, trained, optimizer)
     return snapshot(model)
@@ -183,8 +184,7 @@ def skip_and_go_on(setup: Setup, steps: list[Step], ranks: bool) -> dict[str, Te
 def test_what_is_cleared_is_not_written(pool: Pool, set_to_none: bool) -> None:
     setup = Setup(set_to_none=set_to_none)
     steps = make_steps(setup, [4, 4], micro_batches=2)
-    joined = [[[tuple(map(torch.cat, zip(*batches, strict=True)))] for batches in step] for step in steps]
-    alone = skip_and_go_on(setup, joined, ranks=False)
+    alone = skip_and_go_on(setup, joined(steps), ranks=False)
     assert alone["head.counts"].sum() == 4 * 8
     assert_same(pool.run(2, skip_and_go_on, setup, steps, ranks=True), alone)
 

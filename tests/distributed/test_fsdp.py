@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from tests.distributed.training import (
     assert_same,
     count_targets,
     finish_step,
+    joined,
     make_steps,
     snapshot,
     train_alone,
@@ -116,7 +116,7 @@ def skip_and_go_on(setup: Setup, steps: list[Step], foreach: bool, ranks: bool) 
     for step in steps:
         for micro_batch in step:
             optimizer.zero_grad(set_to_none=setup.set_to_none)
-            x, targets = micro_batch[rank]
+            x, targets = (each.to(setup.device) for each in micro_batch[rank])
             (model(x, targets) / targets.numel()).backward()
         finish_step(setup, model, optimizer)
     return snapshot(model)
@@ -131,7 +131,6 @@ def test_what_is_cleared_is_not_written(
     """Also on the third rank, which has no rows and so no gradient to look at."""
     setup = Setup(classes=4, set_to_none=set_to_none, clip=clip)
     steps = make_steps(setup, [4, 4, 4], micro_batches=micro_batches)
-    joined = [[[tuple(map(torch.cat, zip(*batches, strict=True)))] for batches in step] for step in steps]
-    alone = skip_and_go_on(setup, joined, foreach, ranks=False)
+    alone = skip_and_go_on(setup, joined(steps), foreach, ranks=False)
     assert alone["head.counts"].sum() == 4 * 12
     assert_same(pool.run(3, skip_and_go_on, setup, steps, foreach, ranks=True), alone)

@@ -22,6 +22,7 @@ from tests.distributed.training import (
     Step,
     assert_same,
     finish_step,
+    joined,
     make_steps,
     snapshot,
     train_alone,
@@ -161,8 +162,7 @@ def train_own_loss(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
 def test_remember_frozen_features_without_calling_the_head(pool: Pool) -> None:
     setup = Setup()
     steps = make_steps(setup, [3, 3])
-    joined = [[[tuple(map(torch.cat, zip(*batches, strict=True)))] for batches in step] for step in steps]
-    alone = train_own_loss(setup, joined)
+    alone = train_own_loss(setup, joined(steps))
     assert alone["head.counts"].sum() == 24
     assert_same(pool.run(2, train_own_loss, setup, steps), alone)
 

@@ -32,10 +32,11 @@ class Setup:
     dtype: torch.dtype = torch.float64
     clip: float | None = None
     set_to_none: bool = True
+    device: str = "cpu"
 
     def model(self) -> Model:
         torch.manual_seed(1)
-        return Model(self)
+        return Model(self).to(self.device)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
@@ -90,14 +91,23 @@ def count_targets(step: Step) -> int:
     return sum(int((targets != -100).sum()) for batches in step for _x, targets in batches)
 
 
+def joined(steps: list[Step]) -> list[Step]:
+    """As for one rank: the batches of all ranks joined, micro-batch by micro-batch."""
+    return [[[_join(batches)] for batches in step] for step in steps]
+
+
+def _join(batches: list[Batch]) -> Batch:
+    x, targets = zip(*batches, strict=True)
+    return torch.cat(x), torch.cat(targets)
+
+
 def train_alone(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
     """In this process, all micro-batches and ranks of a step joined into one batch."""
     model = setup.model()
     optimizer = setup.make_optimizer(model.parameters())
     model.head.attach(optimizer)
     for step in steps:
-        batches = [batch for batches in step for batch in batches]
-        x, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        x, targets = _join([batch for batches in step for batch in batches])
         (model(x, targets) / max(1, count_targets(step))).backward()
         finish_step(setup, model, optimizer)
     return snapshot(model)
@@ -115,8 +125,8 @@ def train_on_ranks(
     for step in steps:
         for i, batches in enumerate(step):
             with contextlib.nullcontext() if i == len(step) - 1 else unsynced():
-                loss = model(*batches[rank]) * world_size / max(1, count_targets(step))
-                loss.backward()
+                x, targets = (each.to(setup.device) for each in batches[rank])
+                (model(x, targets) * world_size / max(1, count_targets(step))).backward()
         finish_step(setup, model, optimizer)
 
 
@@ -134,7 +144,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 def whole(tensor: Tensor) -> Tensor:
     full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach().clone()
+    return full.detach().cpu().clone()
 
 
 def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
