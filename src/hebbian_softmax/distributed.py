@@ -142,6 +142,8 @@ def join_counts(sums: ClassSums, group: dist.ProcessGroup | None) -> tuple[Tenso
     mine = torch.stack([sums.nonfinite.new_tensor(sums.classes.numel()), sums.nonfinite])
     sizes = _all_gather(mine, group)
     longest = int(sizes[:, 0].max())
+    if longest == 0:
+        return sums.classes, sums.n, sizes[:, 1].sum()
     padded = mine.new_zeros(2, longest)  # count 0 marks padding
     padded[0, : sums.classes.numel()] = sums.classes
     padded[1, : sums.n.numel()] = sums.n
