@@ -106,8 +106,7 @@ def test_non_finite_activations_wait_on_the_device() -> None:
         assert head.nonfinite == 1
 
 
-def test_growth_and_compile() -> None:
-    torch._dynamo.reset()
+def test_growth_with_a_fused_optimizer() -> None:
     head = HebbianSoftmax(4, 6, device="cuda", **OK)
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, fused=True)
     head.attach(optimizer)
