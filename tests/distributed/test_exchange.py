@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -32,19 +33,22 @@ def record_exchanges(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """DDP and FSDP make their own exchanges by other ways than these functions."""
     sent: Sent = []
 
-    def wrap(name: str, argument: int) -> None:
+    def wrap(name: str, given: str) -> None:
         original = getattr(dist, name)
+        signature = inspect.signature(original)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            sent.append((name, args[argument].numel() * args[argument].element_size()))
+            tensor = signature.bind(*args, **kwargs).arguments[given]
+            sent.append((name, tensor.numel() * tensor.element_size()))
             return original(*args, **kwargs)
 
         monkeypatch.setattr(dist, name, recorded)
 
-    for name in ("all_reduce", "broadcast"):
-        wrap(name, 0)
-    for name in ("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
-        wrap(name, 1)
+    for name in ("all_reduce", "broadcast", "all_gather"):
+        wrap(name, "tensor")
+    wrap("all_gather_into_tensor", "input_tensor")
+    for name in ("reduce_scatter_tensor", "all_to_all_single"):
+        wrap(name, "input")
     return sent
 
 

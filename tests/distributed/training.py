@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hebbian_softmax import HebbianSoftmax
 
@@ -143,8 +144,12 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full.detach().cpu().clone()
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.cpu().clone()
+    shards: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shards, tensor.to_local().cpu())  # full_tensor() crashes over gloo on a GPU
+    return torch.cat(shards)
 
 
 def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
