@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from tests.distributed.training import (
     make_steps,
     snapshot,
     train_alone,
+    train_on_ranks,
 )
 
 
@@ -134,3 +136,24 @@ def test_what_is_cleared_is_not_written(
     alone = skip_and_go_on(setup, joined(steps), foreach, ranks=False)
     assert alone["head.counts"].sum() == 4 * 12
     assert_same(pool.run(3, skip_and_go_on, setup, steps, foreach, ranks=True), alone)
+
+
+def forget_once(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
+    """In the first step the last rank remembers nothing. In the second a first backward pass is cleared."""
+    model, optimizer = sharded_model(setup, "root")
+    model.remember = dist.get_rank() < 2
+    train_on_ranks(setup, steps[:1], model, optimizer)
+    model.remember = True
+    (model(*steps[0][0][dist.get_rank()])).backward()
+    optimizer.zero_grad(set_to_none=False)
+    train_on_ranks(setup, steps[1:], model, optimizer)
+    return snapshot(model)
+
+
+def test_ranks_that_were_out_of_step_agree_again(pool: Pool) -> None:
+    """The last rank has no rows: it takes the word of others that a pass was cleared, and must know which."""
+    setup = Setup(classes=4, set_to_none=False)
+    steps = make_steps(setup, [4, 4, 4], steps=2)
+    ranks = pool.run(3, forget_once, setup, steps)
+    seen = torch.cat([*(targets for _x, targets in steps[0][0][:2]), *(targets for _x, targets in steps[1][0])])
+    assert [values["head.counts"].tolist() for values in ranks] == [seen.bincount(minlength=4).tolist()] * 3

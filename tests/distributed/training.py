@@ -48,6 +48,8 @@ class Setup:
 class Model(nn.Module):
     """A body and a head; the loss is the sum over targets, to be divided by their number over all ranks."""
 
+    remember = True
+
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         options = {"gamma": 0.2, "limit": 6} | setup.head
@@ -63,7 +65,7 @@ class Model(nn.Module):
         return torch.tanh(self.body(x if self.embedding is None else self.embedding(x))) + 0.5
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        return self.head.loss(self.hidden(x), targets, reduction="sum")
+        return self.head.loss(self.hidden(x), targets, reduction="sum", remember=self.remember)
 
 
 def make_steps(
