@@ -38,7 +38,8 @@ class Attachment:
         self._checked_for_copy = False
         self.frozen_inputs = FrozenInputs(self.pending)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
-        if is_sharded(weight):  # autograd sees the gathered rows instead; FSDP calls this hook itself
+        if weight.requires_grad and is_sharded(weight):
+            # Autograd sees the gathered rows and not the shard; FSDP calls this hook of the shard itself.
             self._hooks.append(weight.register_post_accumulate_grad_hook(self._shard_gradient))
         elif weight.requires_grad:
             self._hooks.append(weight.register_hook(self._weight_gradient))

@@ -54,7 +54,7 @@ class _Entry:
     alive: Tensor | None = None
     """On CUDA: a boolean on the device, so that finding a cleared gradient does not wait for the device."""
     born: int = 0
-    """The backward pass it became pending in, since the last step."""
+    """The backward pass since the last step that it became pending in, where those are counted."""
 
 
 class Pending:
@@ -67,6 +67,7 @@ class Pending:
         self._fold_at = _FOLD_ROWS
         self._seen: weakref.ref[Tensor] | None = None
         self._seen_version = -1
+        self._pass = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -131,7 +132,7 @@ class Pending:
 
     def _add(self, activations: Activations) -> None:
         grad = self.parameter.grad
-        self._entries.append(_Entry(activations, has_gradient=False))
+        self._entries.append(_Entry(activations, has_gradient=False, born=self._pass))
         if grad is not None:
             self._note(grad)
             for entry in self._entries:
@@ -167,7 +168,6 @@ class ShardedPending(Pending):
 
     def __init__(self, parameter: Tensor, fold: Fold) -> None:
         super().__init__(parameter, fold)
-        self._pass = 0
         self._pass_ended = False
         self._nonzero = torch.zeros((), dtype=torch.bool, device=local_rows(parameter).device)
         self._cleared = torch.zeros((), dtype=torch.int64, device=local_rows(parameter).device)
@@ -191,10 +191,9 @@ class ShardedPending(Pending):
         return taken
 
     def _check(self, grad: Tensor) -> None:
-        nonzero = local_rows(grad).any()
-        cleared = self._nonzero & ~nonzero
+        self._seen = weakref.ref(grad)
+        cleared = self._nonzero & ~local_rows(grad).any()
         self._cleared = torch.where(cleared, self._pass, self._cleared)
-        self._seen, self._nonzero = weakref.ref(grad), nonzero
         if self._entries:
             self._keep_where(~cleared)
 
@@ -214,7 +213,6 @@ class ShardedPending(Pending):
 
     def _add(self, activations: Activations) -> None:
         super()._add(activations)
-        self._entries[-1].born = self._pass
         self._pass_ended = True
 
 

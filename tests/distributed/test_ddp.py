@@ -79,6 +79,11 @@ def test_tied_weights(pool: Pool, world_size: int) -> None:
     check(pool, setup, make_steps(setup, [4] * world_size))
 
 
+def test_rows_that_only_the_rule_changes(pool: Pool) -> None:
+    setup = Setup(frozen=True)
+    check(pool, setup, make_steps(setup, [3, 5], micro_batches=2))
+
+
 @pytest.mark.parametrize("sizes", [[1, 7], [6, 1, 3], [5, 0], [0, 4, 2]], ids=str)
 def test_uneven_and_empty_batches(pool: Pool, sizes: list[int]) -> None:
     setup = Setup()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax import InclusiveRate
+from hebbian_softmax import InclusiveRate, pending
 from tests.distributed.pool import Pool
 from tests.distributed.sharding import shard, sharded_model, train_fsdp
 from tests.distributed.training import (
@@ -62,6 +62,24 @@ def test_tied_weights_sharded_with_the_root(pool: Pool, world_size: int) -> None
 def test_objectives_and_rates(pool: Pool, head: dict[str, Any]) -> None:
     setup = Setup(head=head)
     check(pool, setup, make_steps(setup, [3, 5]), "head")
+
+
+@pytest.mark.parametrize("how", ["root", "head"])
+def test_rows_that_only_the_rule_changes(pool: Pool, how: str) -> None:
+    setup = Setup(frozen=True)
+    check(pool, setup, make_steps(setup, [3, 5], micro_batches=2), how)
+
+
+def train_folded(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(pending, "_FOLD_ROWS", 2)
+        return train_fsdp(setup, steps, "root")
+
+
+def test_many_activations_are_folded(pool: Pool) -> None:
+    setup = Setup(classes=4, clip=0.1)
+    steps = make_steps(setup, [3, 1, 2], micro_batches=4)
+    assert_same(pool.run(3, train_folded, setup, steps), train_alone(setup, steps))
 
 
 def test_a_rank_with_all_targets_ignored(pool: Pool) -> None:

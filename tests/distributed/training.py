@@ -33,6 +33,7 @@ class Setup:
     dtype: torch.dtype = torch.float64
     clip: float | None = None
     set_to_none: bool = True
+    frozen: bool = False
     device: str = "cpu"
 
     def model(self) -> Model:
@@ -58,6 +59,7 @@ class Model(nn.Module):
         self.head = HebbianSoftmax(FEATURES, setup.classes, dtype=setup.dtype, **options)
         if self.embedding is not None:
             self.head.weight = self.embedding.weight
+        self.head.weight.requires_grad_(not setup.frozen)
         if setup.counts is not None:
             self.head.counts.copy_(torch.tensor(setup.counts))
 
