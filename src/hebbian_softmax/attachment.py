@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.pending import Pending, ShardedPending
-from hebbian_softmax.watch import FrozenInputs
+from hebbian_softmax.watch import FrozenInputs, watch_loss
 from hebbian_softmax.write import class_sums, write_batch
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
+
+
+_CHECKPOINT_MODULE = "torch.distributed.checkpoint.state_dict"
 
 
 class Attachment:
@@ -37,6 +41,8 @@ class Attachment:
         self.pending = (ShardedPending if is_sharded(weight) else Pending)(weight, partial(class_sums, head))
         self._checked_for_copy = False
         self.frozen_inputs = FrozenInputs(self.pending)
+        # Disabled here and not by decorators: that would import torch's compiler with the library.
+        self.watch = torch.compiler.disable(partial(watch_loss, pending=self.pending))
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
         if weight.requires_grad and is_sharded(weight):
             # Autograd sees the gathered rows and not the shard; FSDP calls this hook of the shard itself.
@@ -119,7 +125,12 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
-    """Refuse an optimizer whose state holds the weight itself: its next step would overwrite what the rule writes."""
+    """Refuse an optimizer whose state holds the weight itself: its next step would overwrite what the rule writes.
+
+    torch's own optimizers update the parameter in place; the copy that ASGD averages is never written back.
+    """
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return
     rows = local_rows(weight)
     for name, value in optimizer.state[weight].items():
         if not isinstance(value, Tensor) or value.shape != weight.shape:
@@ -134,10 +145,9 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
 
 def _is_checkpoint_dummy_step() -> bool:
     """torch.distributed.checkpoint makes one step of zero gradients to create the optimizer's state."""
-    frame = sys._getframe(1)
-    while (caller := frame.f_back) is not None:
-        frame = caller
-        code = frame.f_code
-        if code.co_name == "_init_optim_state" and code.co_filename.endswith("checkpoint/state_dict.py"):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_init_optim_state" and frame.f_globals.get("__name__") == _CHECKPOINT_MODULE:
             return True
+        frame = frame.f_back
     return False

@@ -22,7 +22,6 @@ from hebbian_softmax.pending import Activations
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype
 from hebbian_softmax.running import RunningStatistics
 from hebbian_softmax.state import adopt_state, tell_familiar
-from hebbian_softmax.watch import watch_loss
 from hebbian_softmax.write import class_sums, write_batch
 
 
@@ -235,8 +234,9 @@ class HebbianSoftmax(nn.Linear):
             loss = loss / torch.where(total == 0, 1, total)  # 0/0 is 0 here: nothing to learn from
         elif reduction == "none":
             loss = loss.view(targets.shape)
-        if remember and self.training and torch.is_grad_enabled():
-            loss = self._watched(loss, flat, flat_targets)
+        if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
+            assert self._attachment is not None
+            loss = self._attachment.watch(loss, flat, flat_targets)
         return loss
 
     def remember(self, h: Tensor, targets: Tensor) -> None:
@@ -328,20 +328,15 @@ class HebbianSoftmax(nn.Linear):
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
         )
 
-    @torch.compiler.disable
-    def _watched(self, loss: Tensor, h: Tensor, targets: Tensor) -> Tensor:
-        if not loss.requires_grad or not self._remembers(warn_at=5):
-            return loss
-        assert self._attachment is not None
-        return watch_loss(loss, h, targets, self._attachment.pending)
-
     def _remembers(self, warn_at: int | None = None) -> bool:
         """Whether activations are remembered now: while training, on an attached head.
 
         ``warn_at`` is the stack level of the caller to warn when the head is not attached.
         """
+        if not self.training:
+            return False
         attached = self._attachment is not None and self._attachment.active
-        if warn_at is not None and self.training and not attached and not self._warned_unattached:
+        if warn_at is not None and not attached and not self._warned_unattached:
             self._warned_unattached = True
             warnings.warn(
                 "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), "
@@ -349,7 +344,7 @@ class HebbianSoftmax(nn.Linear):
                 UserWarning,
                 stacklevel=warn_at,
             )
-        return self.training and attached
+        return attached
 
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)

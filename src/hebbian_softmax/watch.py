@@ -15,6 +15,8 @@ from hebbian_softmax.pending import Activations, Pending
 
 def watch_loss(loss: Tensor, h: Tensor, targets: Tensor, pending: Pending) -> Tensor:
     """``loss``, such that its backward makes the activations pending."""
+    if not loss.requires_grad:
+        return loss
     watched: Tensor = _Watch.apply(loss, h, targets, pending)
     return watched
 

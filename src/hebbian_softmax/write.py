@@ -75,10 +75,15 @@ def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: T
 
 def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> None:
     """Take in the norms of the batch's familiar rows; at first, of all familiar rows that the head has."""
-    if not head.running.knows_rows():
+    first_time = not head.running.knows_rows()
+    if first_time:
         classes = head.counts.nonzero().squeeze(1)
     rows, first = local_rows(weight), first_row(weight)
     here = (classes >= first) & (classes < first + rows.shape[0])
-    ours = rows[(classes[here] - first).to(rows.device)]
-    norms = torch.linalg.vector_norm(ours, dim=1, dtype=head.running.norms.dtype)
+    index = (classes[here] - first).to(rows.device)
+    dtype = head.running.norms.dtype
+    if first_time:  # most of the matrix, perhaps: no copy of its rows
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)[index]
+    else:
+        norms = torch.linalg.vector_norm(rows[index], dim=1, dtype=dtype)
     head.running.see_rows(sum_over_shards(norms.sum().to(classes.device), weight, group), classes.numel())

@@ -1,0 +1,24 @@
+"""The code in the README runs as it stands, block after block."""
+
+import re
+from pathlib import Path
+
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_readme_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 2
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), namespace)
+    assert int(namespace["head"].counts[0]) == 50  # type: ignore[attr-defined]
+
+
+def test_every_local_link_exists() -> None:
+    root = README.parent
+    for page in [README, *root.glob("docs/*.md"), *root.glob("results/*/README.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
