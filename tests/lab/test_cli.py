@@ -176,6 +176,16 @@ def test_report_of_one_run(finished: Path, capsys: pytest.CaptureFixture[str]) -
     assert (finished / "page.html").exists()
 
 
+def test_report_as_json(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("report", finished, finished, "--json", "--output", tmp_path / "page.html") == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == second
+    assert first["settings"]["classes"] == 20
+    assert first["versions"]
+    assert first["log"][-1]["step"] == 60
+    assert {**first["metrics"], "seconds": None} == numbers(finished)
+
+
 def test_report_of_several_runs(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

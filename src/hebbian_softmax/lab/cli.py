@@ -82,7 +82,9 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=Path,
         help="the page (default: page.html in the run folder, or report.html here for several runs)",
     )
-    command.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    form.add_argument("--json", action="store_true", help="print each run as one line of JSON: config, numbers, log")
     command.set_defaults(execute=report)
 
 
@@ -91,18 +93,22 @@ def report(arguments: argparse.Namespace) -> int:
     from hebbian_softmax.lab.report.page import write_page
     from hebbian_softmax.lab.report.result import load_result
     from hebbian_softmax.lab.report.tables import as_markdown, as_text
-    from hebbian_softmax.lab.runs import open_run
+    from hebbian_softmax.lab.runs import open_run, to_json
 
     runs = [open_run(path) for path in arguments.runs]
     single = runs[0].path / "page.html" if len(runs) == 1 else Path("report.html")
     output = arguments.output or single
     write_page(runs, output)
+    print(f"Page: {output}", file=sys.stderr)
     for run in runs:
         result = load_result(run)
+        if arguments.json:
+            metrics = result.metrics if result else None
+            print(to_json({"run": run.path.name, **run.config, "metrics": metrics, "log": run.records()}))
+            continue
         print(f"{run.path}: {result.summary if result else 'not finished'}", end="\n\n")
         for table in result.tables if result else ():
             print((as_markdown if arguments.markdown else as_text)(table), end="\n\n")
-    print(f"Page: {output}", file=sys.stderr)
     return 0
 
 
