@@ -60,6 +60,13 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--learning-rate" in capsys.readouterr().out
 
 
+def test_help_works_where_greek_letters_do_not() -> None:
+    command = [*COMMAND, "compare", "longtail", "--help"]
+    done = subprocess.run(command, capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert b"?, smallest mixing rate" in done.stdout
+
+
 def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL, "--runs", tmp_path / "runs") == 0
     (run,) = (tmp_path / "runs").iterdir()

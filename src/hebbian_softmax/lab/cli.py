@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the value is the exit code. Errors a user can act on are one line, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks γ shows a question mark
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.execute(arguments)

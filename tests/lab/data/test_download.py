@@ -248,7 +248,7 @@ def test_no_server(path: Path) -> None:
         download(url, path, retries=1, backoff=0.001, quiet=True)
 
 
-@pytest.mark.parametrize("url", ["data.bin", "http://127.0.0.1:bad/x", "http://a b/"])
+@pytest.mark.parametrize("url", ["data.bin", "file:///dev/null", "http://127.0.0.1:bad/x", "http://a b/"])
 def test_not_an_address(url: str, path: Path) -> None:
     with pytest.raises(LabError, match="cannot download"):
         download(url, path, retries=0, quiet=True)

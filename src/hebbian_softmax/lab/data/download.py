@@ -39,6 +39,8 @@ def download(
     seconds; bytes that arrive reset the count.
     """
     part = _Part(url, path)
+    if not url.startswith(("http://", "https://")):
+        raise _failed(part, "it is not an http or https address")
     try:
         if path.exists():
             _check(path, sha256, "delete it, and it will be downloaded again")
@@ -136,7 +138,7 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
         if error.code in TRANSIENT_STATUS:
             raise _DroppedError(f"HTTP {error.code} {error.reason}") from error
         raise _failed(part, f"HTTP {error.code} {error.reason}") from error
-    except (http.client.InvalidURL, ValueError) as error:
+    except http.client.InvalidURL as error:
         raise _failed(part, str(error)) from error
     except (OSError, http.client.HTTPException) as error:
         raise _DroppedError(str(getattr(error, "reason", error))) from error
