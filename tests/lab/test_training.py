@@ -111,6 +111,19 @@ def test_a_finished_run_takes_no_further_step(run: Run) -> None:
     assert_same(outcome(run), before)
 
 
+def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
+    """Killed after the log was written and before the next checkpoint was, in the middle of a line."""
+    train(Toy(), run, steps=10, evaluate_every=5, quiet=True)
+    early = (run.path / "checkpoint.pt").read_bytes()
+    train(Toy(), run, steps=20, evaluate_every=5, quiet=True)
+    through = outcome(run)
+    (run.path / "checkpoint.pt").write_bytes(early)
+    with open(run.path / "log.jsonl", "ab") as file:
+        file.write(b'{"step": 25, "lo')
+    train(Toy(), run, steps=20, evaluate_every=5, quiet=True)
+    assert_same(outcome(run), through)
+
+
 @pytest.mark.parametrize("more", [(), ("4",)], ids=["at any time", "inside a write"])
 def test_a_killed_run_ends_in_the_same_bits(
     tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], more: tuple[str, ...]
