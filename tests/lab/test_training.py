@@ -95,8 +95,8 @@ def test_logs_and_saves(run: Run) -> None:
 def test_the_logged_loss_is_the_mean_since_the_last_record(run: Run) -> None:
     class Counting(Toy):
         def train_step(self) -> dict[str, torch.Tensor]:
-            self.session_steps += 1
-            return {"loss": torch.tensor(float(self.session_steps))}
+            self.steps_taken += 1
+            return {"loss": torch.tensor(float(self.steps_taken))}
 
     train(Counting(), run, steps=6, evaluate_every=3, quiet=True)
     assert [record["loss"] for record in run.records()] == [2.0, 5.0]
@@ -107,7 +107,7 @@ def test_a_finished_run_takes_no_further_step(run: Run) -> None:
     before = outcome(run)
     task = Toy()
     train(task, run, steps=10, evaluate_every=4, quiet=True)
-    assert task.session_steps == 0
+    assert task.steps_taken == 0
     assert_same(outcome(run), before)
 
 
@@ -170,7 +170,7 @@ def test_a_terminated_run_saves_and_ends_in_the_same_bits(
 def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run) -> None:
     class Interrupting(Toy):
         def train_step(self) -> dict[str, torch.Tensor]:
-            if self.session_steps == 4:
+            if self.steps_taken == 4:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().train_step()
 
@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run) -> None:
     class Exploding(Toy):
         def train_step(self) -> dict[str, torch.Tensor]:
             losses = super().train_step()
-            if self.session_steps == 8:
+            if self.steps_taken == 8:
                 with torch.no_grad():
                     self.model[0].weight[0, 0] = float("nan")
             return losses

@@ -2,7 +2,7 @@
 
     python -m tests.lab.toy RUN_FOLDER STEPS SECONDS_PER_STEP [WRITE_TO_DIE_IN]
 
-Prints the steps that this session took. With the last argument the process kills itself inside that write.
+Prints the steps that this process took. With the last argument the process kills itself inside that write.
 """
 
 import os
@@ -31,14 +31,14 @@ class Toy:
         np.random.seed(5)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.pause, self.bad_step, self.session_steps = pause, bad_step, 0
+        self.pause, self.bad_step, self.steps_taken = pause, bad_step, 0
 
     def train_step(self) -> dict[str, Tensor]:
         time.sleep(self.pause)
-        self.session_steps += 1
+        self.steps_taken += 1
         inputs = torch.randn(5, 4) * random.random() + float(np.random.randn())
         loss = self.model(inputs).square().mean()
-        if self.session_steps == self.bad_step:
+        if self.steps_taken == self.bad_step:
             loss = loss * float("nan")
         self.optimizer.zero_grad()
         loss.backward()
@@ -86,7 +86,7 @@ def main(folder: str, steps: str, pause: str, fatal_write: str = "0") -> int:
     except Interrupted as stop:
         return 128 + stop.signum
     finally:
-        print(task.session_steps)
+        print(task.steps_taken)
     return 0
 
 

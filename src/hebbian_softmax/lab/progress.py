@@ -21,7 +21,7 @@ class Progress:
     ...         progress.update(step, {"loss": 0.5 / step})
     longtail: 2/2 steps, loss 0.25
 
-    `start` is the work that earlier sessions did: it counts as done, not as speed. `total=None` means unknown.
+    `start` is the work that earlier processes did: it counts as done, not as speed. `total=None` means unknown.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ def train(
     run.cut_log(step)
 
     saved_step, saved_at = step, time.monotonic()
-    clock = time.monotonic() - seconds  # `seconds` counts the time of all sessions together
+    clock = time.monotonic() - seconds  # `seconds` counts the time of all resumes together
     metrics: Mapping[str, float] = {}
 
     with catch_signals() as received, Progress(label, total=steps, start=step, quiet=quiet) as progress:

@@ -1,1 +1,1 @@
-"""One module for each data set, one data root, one download helper."""
+"""One module for each data set, one data root, one way to download."""
