@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
-from hebbian_softmax.pending import Pending, ShardedPending
+from hebbian_softmax.pending import Activations, Pending, ShardedPending
+from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.watch import FrozenInputs, watch_loss
 from hebbian_softmax.write import class_sums, write_batch
 
@@ -36,19 +38,30 @@ class Attachment:
         weight = weight_to_write(head)
         _check_optimizer(optimizer, weight)
         check_group(weight, process_group)
-        self.head, self.weight, self.process_group = head, weight, process_group
-        self.optimizer = weakref.ref(optimizer)
-        self.pending = (ShardedPending if is_sharded(weight) else Pending)(weight, partial(class_sums, head))
-        self._checked_for_copy = False
+        self.weight, self.process_group = weight, process_group
+        # The head owns this object, and the optimizer its hook: weak references keep both free of cycles, so that
+        # a large matrix goes when its owners do.
+        self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
+        self.pending = (ShardedPending if is_sharded(weight) else Pending)(weight, partial(_fold, self._head))
         self.frozen_inputs = FrozenInputs(self.pending)
         # Disabled here and not by decorators: that would import torch's compiler with the library.
         self.watch = torch.compiler.disable(partial(watch_loss, pending=self.pending))
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
-        if weight.requires_grad and is_sharded(weight):
+        self._watches_weight = False
+        self._checked_for_copy = False
+        self.watch_weight()
+
+    def watch_weight(self) -> None:
+        """Hook the weight's gradient, as soon as it takes one: a weight may be frozen at first."""
+        if self._watches_weight or not self.weight.requires_grad:
+            return
+        self._watches_weight = True
+        if is_sharded(self.weight):
             # Autograd sees the gathered rows and not the shard; FSDP calls this hook of the shard itself.
-            self._hooks.append(weight.register_post_accumulate_grad_hook(self._shard_gradient))
-        elif weight.requires_grad:
-            self._hooks.append(weight.register_hook(self._weight_gradient))
+            hook = self.weight.register_post_accumulate_grad_hook(_weakly(self._shard_gradient))
+        else:
+            hook = self.weight.register_hook(_weakly(self._weight_gradient))
+        self._hooks.append(hook)
 
     @property
     def active(self) -> bool:
@@ -63,11 +76,19 @@ class Attachment:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.pending.clear()
+        self.pending.close()
+        self.frozen_inputs.clear()
+        head = self._head()
+        if head is not None:
+            head.forget(self)
+
+    def __reduce__(self) -> tuple[type[RemovedAttachment], tuple[()]]:
+        """Copies and pickles of a model that keeps its handle have a removed one."""
+        return RemovedAttachment, ()
 
     def _weight_gradient(self, grad: Tensor) -> None:
         """A gradient is about to be added to ``weight.grad``."""
-        self.pending.drop_cleared()
+        self.pending.weight_gradient()
         self.frozen_inputs.weight_gradient()
 
     def _shard_gradient(self, weight: Tensor) -> None:
@@ -77,9 +98,10 @@ class Attachment:
         self.frozen_inputs.weight_gradient()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _is_checkpoint_dummy_step():
+        head = self._head()
+        if head is None or _is_checkpoint_dummy_step():
             return
-        if self._weight_replaced():
+        if self._weight_replaced(head):
             raise RuntimeError(
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
@@ -98,15 +120,42 @@ class Attachment:
         group = self.group()
         if taken or group is not None:
             with torch.no_grad():
-                write_batch(self.head, class_sums(self.head, taken), self.weight, group)
+                write_batch(head, class_sums(head, taken), self.weight, group)
 
-    def _weight_replaced(self) -> bool:
-        now = self.head._parameters.get("weight")
+    def _weight_replaced(self, head: HebbianSoftmax) -> bool:
+        now = head._parameters.get("weight")
         if now is self.weight:
             return False
         if not is_sharded(self.weight) or now is None:
             return True
         return is_sharded(now) and now.placements == self.weight.placements  # else FSDP's gathered copy
+
+
+class RemovedAttachment:
+    """The handle of a copy: there is nothing to remove."""
+
+    active = False
+
+    def remove(self) -> None:
+        """Do nothing, as a second ``remove()`` does."""
+
+
+def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassSums]) -> ClassSums:
+    owner = head()
+    assert owner is not None  # whoever runs a backward pass or a step through the head holds it
+    return class_sums(owner, contents)
+
+
+def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """``method`` as a hook that does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(tensor: Tensor) -> None:
+        bound = reference()
+        if bound is not None:
+            bound(tensor)
+
+    return hook
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

@@ -82,6 +82,13 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int) -> tuple[Tensor, T
     return h.reshape(-1, features), targets.reshape(-1).long()
 
 
+def check_same_place(weight: Tensor, h: Tensor) -> None:
+    if weight.is_meta and not h.is_meta:
+        raise ValueError("weight is on the meta device and has no values; materialise the head first (to_empty, load)")
+    if weight.device.type != h.device.type:
+        raise ValueError(f"h must be on the device of the head's weight, {weight.device}, got {h.device}")
+
+
 def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
     """On the CPU only: reading targets back from an accelerator would stall it."""
     if targets.device.type != "cpu":

@@ -61,6 +61,11 @@ def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
     for module in sharders:
         module.reshard()  # a forward without backward leaves a gathered copy of the rows in place of the shard
     weight = check_weight(head)
+    if weight.shape != (head.num_classes, head.in_features):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; tied to this head it must have "
+            f"{(head.num_classes, head.in_features)}, one row a class"
+        )
     if is_sharded(weight):
         _check_sharding(head, weight, by_fsdp=bool(sharders))
     return weight

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,11 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
         for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):
             old = parameter.shape[0]
             _extend(parameter, rows.to(parameter.dtype))
+            if id(parameter) not in head.checked_gradients:
+                head.checked_gradients.add(id(parameter))
+                parameter.register_hook(partial(_check_gradient, weakref.ref(parameter)))
             for optimizer in optimizers:
-                _grow_state(optimizer.state.get(parameter, {}), parameter, old, n)
+                _grow_state(optimizer, parameter, old, n)
     head.counts = torch.cat([head.counts, head.counts.new_zeros(n)])
     for module in (head, *sharers):
         _follow(module, weight.shape[0])
@@ -50,20 +54,24 @@ def _extend(parameter: Tensor, rows: Tensor) -> None:
     parameter.set_(torch.cat([parameter.detach(), rows]))  # type: ignore[call-overload]
     if grad is not None:
         parameter.grad = torch.cat([grad, torch.zeros_like(rows, dtype=grad.dtype)])
-    parameter.register_hook(partial(_check_gradient, parameter.shape))
 
 
-def _check_gradient(shape: torch.Size, grad: Tensor) -> None:
+def _check_gradient(reference: weakref.ref[Tensor], grad: Tensor) -> None:
     """Without this, the backward of a loss made before would leave the parameter a gradient of the old size."""
-    if grad.shape[0] < shape[0]:
+    parameter = reference()
+    if parameter is not None and grad.shape[0] < parameter.shape[0]:
         raise RuntimeError(OUTGROWN)
 
 
-def _grow_state(state: dict[str, Any], parameter: Tensor, old: int, n: int) -> None:
+def _grow_state(optimizer: torch.optim.Optimizer, parameter: Tensor, old: int, n: int) -> None:
+    """Give new rows the state that the optimizer starts with."""
+    state = optimizer.state.get(parameter, {})
+    group = next((each for each in optimizer.param_groups if any(p is parameter for p in each["params"])), {})
+    starts = {"step_size": group.get("lr", 0.0), "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop, Adagrad
     for name, value in state.items():
         per_row = isinstance(value, Tensor) and value.dim() == parameter.dim() and value.shape[0] == old
-        if per_row and (old > 1 or value.shape[1:] == parameter.shape[1:]):
-            state[name] = torch.cat([value, value.new_zeros(n, *value.shape[1:])])
+        if per_row and name != "col_var":  # Adafactor's other factor, which has one row
+            state[name] = torch.cat([value, value.new_full((n, *value.shape[1:]), float(starts.get(name, 0.0)))])
 
 
 def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +19,11 @@ from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_grou
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss import linear_cross_entropy, target_weight
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.pending import Activations
+from hebbian_softmax.pending import Activations, Call
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype
 from hebbian_softmax.running import RunningStatistics
 from hebbian_softmax.state import adopt_state, tell_familiar
+from hebbian_softmax.watch import own_copy
 from hebbian_softmax.write import class_sums, write_batch
 
 
@@ -98,7 +100,7 @@ class HebbianSoftmax(nn.Linear):
         center = checks.check_flag("center", center)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63))
         super().__init__(in_features, num_classes, bias, device, dtype)
-        self.gamma, self.limit, self.rate = gamma, limit, rate
+        self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
         self.ignore_index = ignore_index
         self.memorizing = True
@@ -106,6 +108,8 @@ class HebbianSoftmax(nn.Linear):
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
+        self.checked_gradients: set[int] = set()
+        """Parameters that grew and whose gradients are checked for it, by ``id``."""
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -142,7 +146,7 @@ class HebbianSoftmax(nn.Linear):
         )
         new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
         if counts is None:
-            tell_familiar(linear.out_features, head.limit, "The argument counts=")
+            tell_familiar(head, "The argument counts=")
         else:
             given = torch.as_tensor(counts)
             if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
@@ -169,13 +173,23 @@ class HebbianSoftmax(nn.Linear):
             raise ValueError(f"counts must be integers >= 0, got {counts!r}")
         if not bool((occurrences > 0).any()):
             raise ValueError("counts must have a class that occurs at least once")
-        epochs = checks.check_number("epochs", epochs, 0)
+        epochs = checks.check_number("epochs", epochs, 0, sys.float_info.max)
         rarest = int(occurrences[occurrences > 0].min())
         return 1 / rarest, round(rarest * epochs)
 
     @property
     def num_classes(self) -> int:
         return self.out_features
+
+    @property
+    def gamma(self) -> float:
+        """γ as given; to change it while training, set ``rate``."""
+        return self._gamma
+
+    @property
+    def limit(self) -> int:
+        """T as given; to change it while training, set ``rate``."""
+        return self._limit
 
     @property
     def nonfinite(self) -> int:
@@ -192,8 +206,9 @@ class HebbianSoftmax(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         logits = super().forward(input)
-        frozen = logits.requires_grad and not input.requires_grad and not torch.compiler.is_compiling()
-        if frozen and self._attachment is not None and self._remembers():
+        lone = logits.requires_grad and input.grad_fn is None and not torch.compiler.is_compiling()
+        if lone and self._attachment is not None and self._remembers():
+            self._attachment.watch_weight()
             self._attachment.frozen_inputs.seen(input, logits)
         return logits
 
@@ -225,17 +240,22 @@ class HebbianSoftmax(nn.Linear):
             flat_targets,
             linear_bias=self.bias,
             weight=weight,
-            reduction="sum" if reduction == "mean" else reduction,
+            reduction="none",
             ignore_index=self.ignore_index,
             label_smoothing=label_smoothing,
         )
-        if reduction == "mean":
-            total = target_weight(flat_targets, weight, self.ignore_index)
-            loss = loss / torch.where(total == 0, 1, total)  # 0/0 is 0 here: nothing to learn from
-        elif reduction == "none":
+        if reduction == "none":
             loss = loss.view(targets.shape)
+        else:
+            dtype = loss.dtype
+            loss = loss.sum(dtype=torch.promote_types(dtype, torch.float32))
+            if reduction == "mean":
+                total = target_weight(flat_targets, weight, self.ignore_index)
+                loss = loss / torch.where(total == 0, 1, total)  # 0/0 is 0 here: nothing to learn from
+            loss = loss.to(dtype)
         if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
             assert self._attachment is not None
+            self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
         return loss
 
@@ -243,16 +263,18 @@ class HebbianSoftmax(nn.Linear):
         """Remember activations for a loss of your own; call it before that loss's backward.
 
         ``h`` is the tensor that the head is given, or one that it is computed from: its activations become pending
-        when a gradient reaches it in backward. An ``h`` that takes no gradient (frozen features) is recognised
-        when the head is called with it; where the head is not called at all, any gradient of ``weight`` counts.
+        when a backward pass gives it and the weight a gradient. An ``h`` that no graph made (frozen features) is
+        recognised when the head is called with it; where the head is not called, a gradient of the weight that no
+        other call explains counts as its own.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
         if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
             return
         assert self._attachment is not None
-        activations = Activations(flat.detach(), flat_targets)
-        if h.requires_grad:
+        self._attachment.watch_weight()
+        activations = own_copy(flat, flat_targets, Call())
+        if h.grad_fn is not None:
             pending = self._attachment.pending
             h.register_hook(lambda _: pending.reach(activations))
         else:
@@ -265,8 +287,10 @@ class HebbianSoftmax(nn.Linear):
         every one of them must step. Returns a handle whose ``remove()`` undoes it. Copies and unpickled heads are not
         attached; neither are copies of the optimizer.
         """
-        if self._attachment is not None and self._attachment.active:
-            raise RuntimeError("head is attached to an optimizer already; call remove() on the handle of that first")
+        if self._attachment is not None:
+            if self._attachment.active:
+                raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")
+            self._attachment.remove()
         self._attachment = Attachment(self, optimizer, process_group)
         return self._attachment
 
@@ -284,6 +308,11 @@ class HebbianSoftmax(nn.Linear):
         else:
             group = resolve_group(weight, None) if is_sharded(weight) else None
         write_batch(self, class_sums(self, [Activations(flat, flat_targets)]), weight, group)
+
+    def forget(self, attachment: Attachment) -> None:
+        """Called by ``attachment.remove()``."""
+        if self._attachment is attachment:
+            self._attachment = None
 
     def add_classes(self, n: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Append ``n`` new classes in place: parameters keep their identity, old rows and optimizer state their bits.
@@ -309,6 +338,7 @@ class HebbianSoftmax(nn.Linear):
         if "counts" in self._buffers:
             self.counts.zero_()
             self.nonfinite_count.zero_()
+            self._nonfinite_told = 0
             self.running.reset()
 
     def center_of_activations(self) -> Tensor:
@@ -351,8 +381,10 @@ class HebbianSoftmax(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles are not attached: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {"_attachment": None}
+        return self.__dict__ | {"_attachment": None, "checked_gradients": set()}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._nonfinite_told = 0
+        self.counts = self.counts.long()  # with assign=True a cast state would come in as it is

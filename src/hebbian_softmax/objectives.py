@@ -15,6 +15,7 @@ the classes (K,) and the whole matrix (classes, features).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,13 +31,29 @@ _WORKSPACE = 2**24
 
 def project(w: Tensor, radius: float) -> Tensor:
     """The nearest point of the ball ‖w‖ ≤ radius, row by row; rows inside it are untouched, bit for bit."""
+    inside = torch.linalg.vector_norm(w, dim=-1, keepdim=True) <= radius  # an overflowing norm is outside, rightly
+    return torch.where(inside, w, _onto_sphere(w, radius))
+
+
+def _onto_sphere(w: Tensor, radius: float) -> Tensor:
+    """radius · w / ‖w‖, also where ‖w‖ itself would over- or underflow; 0 for w = 0. Never outside the sphere."""
+    largest = w.abs().amax(-1, keepdim=True)
+    w = w / torch.where(largest == 0, 1, largest)
     norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-    inside = norm <= radius
-    shrunk = w * (radius / torch.where(inside, torch.ones_like(norm), norm))
-    # Rounding can leave the scaled row one unit in the last place outside: pull it in.
-    overshoot = torch.linalg.vector_norm(shrunk, dim=-1, keepdim=True) > radius
-    shrunk = torch.where(overshoot, shrunk * (1 - 4 * torch.finfo(w.dtype).eps), shrunk)
-    return torch.where(inside, w, shrunk)
+    w = w * (radius / torch.where(norm == 0, 1, norm))
+    # Rounding can leave the row a unit in the last place outside: pull it in.
+    outside = torch.linalg.vector_norm(w, dim=-1, keepdim=True) > radius
+    return torch.where(outside, w * (1 - 4 * torch.finfo(w.dtype).eps), w)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
+def _check_count(name: str, value: int, low: int) -> None:
+    if not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,10 @@ class Euclidean:
     """``l2``: w* = h̄, Algorithm 1 itself. ``radius`` adds the ball of section 3.3: w* = h̄ projected into it."""
 
     radius: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.radius is not None:
+            _check_positive("radius", self.radius)
 
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
         return h if self.radius is None else project(h, self.radius)
@@ -55,9 +76,11 @@ class InnerProduct:
 
     radius: float = 10.0
 
+    def __post_init__(self) -> None:
+        _check_positive("radius", self.radius)
+
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
-        return project(h * (self.radius / torch.where(norm == 0, torch.ones_like(norm), norm)), self.radius)
+        return _onto_sphere(h, self.radius)
 
 
 @dataclass(frozen=True)
@@ -69,12 +92,9 @@ class _Ascent(ABC):
     steps: int = 20
 
     def __post_init__(self) -> None:
-        if self.radius <= 0:
-            raise ValueError(f"radius must be positive, got {self.radius}")
-        if self.neighbours < 1:
-            raise ValueError(f"neighbours must be at least 1, got {self.neighbours}")
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0, got {self.steps}")
+        _check_positive("radius", self.radius)
+        _check_count("neighbours", self.neighbours, 1)
+        _check_count("steps", self.steps, 0)
 
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
         k = min(self.neighbours, weight.shape[0] - 1)
@@ -104,6 +124,13 @@ class SVM(_Ascent):
     xi: float = 1 / 32
     epsilon: float = 0.0
     step_size: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive("step_size", self.step_size)
+        for name in ("xi", "epsilon"):
+            if not (isinstance(getattr(self, name), int | float) and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
 
     def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
         """g_SVM(w) for w and h (K, features) and near rows (K, k, features)."""
@@ -135,6 +162,11 @@ class SparseSoftmax(_Ascent):
     """
 
     step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step_size is not None:
+            _check_positive("step_size", self.step_size)
 
     def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
         """log g_Smax(w) for w and h (K, features) and near rows (K, k, features)."""

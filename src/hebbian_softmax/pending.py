@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,20 @@ _FOLD_ROWS = 65_536
 
 
 @dataclass(eq=False)
+class Call:
+    """One ``loss()`` or ``remember()`` call."""
+
+    counted: bool = False
+    """Its activations are pending or written: a second backward through the same graph adds nothing."""
+
+
+@dataclass(eq=False)
 class Activations:
-    """The activations (N, features) and targets (N,) of one ``loss()`` or ``remember()`` call."""
+    """The activations (N, features) and targets (N,) of a call, in memory that is not the user's."""
 
     h: Tensor
     targets: Tensor
-    reached: bool = False
-    """The gradient has come by: a second backward through the same graph adds nothing."""
+    call: Call = field(default_factory=Call)
 
 
 Fold = Callable[[list["Activations | ClassSums"]], ClassSums]
@@ -68,18 +75,38 @@ class Pending:
         self._seen: weakref.ref[Tensor] | None = None
         self._seen_version = -1
         self._pass = 0
+        self._arriving: list[tuple[int, Activations]] = []
+        """Reached in a backward pass that has not ended, with the number of that pass."""
+        self._weight_pass = _NO_PASS
+        """The last backward pass that brought the weight a gradient."""
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def reach(self, activations: Activations) -> None:
         """The gradient of these activations' loss has reached the head: call inside the backward pass."""
-        if activations.reached:
+        if self._closed or activations.call.counted or self.is_arriving(activations.call):
             return
-        activations.reached = True
         self.drop_cleared()
+        now = _current_pass()
+        if now != _NO_PASS:  # what is left of other passes ended in an exception
+            self._arriving = [each for each in self._arriving if each[0] == now]
+        self._arriving.append((now, activations))
         # A callback that a callback queues comes after those in which DDP and FSDP complete the gradient.
-        _after_backward(partial(_after_backward, partial(self._add, activations)))
+        _after_backward(partial(_after_backward, partial(self._arrive, now, activations)))
+
+    def is_arriving(self, call: Call | None = None) -> bool:
+        """Whether the call, or any, was reached in the backward pass that is running."""
+        now = _current_pass()
+        return any(
+            number == now and (call is None or activations.call is call) for number, activations in self._arriving
+        )
+
+    def weight_gradient(self) -> None:
+        """A gradient is about to be added to ``parameter.grad``."""
+        self.drop_cleared()
+        self._weight_pass = _current_pass()
 
     def drop_cleared(self) -> None:
         """Forget what belongs to a gradient that was cleared: call before a gradient is added to ``parameter``."""
@@ -101,6 +128,12 @@ class Pending:
         if self.parameter.requires_grad and self.parameter.grad is None:
             return []
         taken = [_masked(entry) for entry in self._entries]
+        now = _current_pass()
+        if now != _NO_PASS:  # a step within the backward pass, as optimizers in hooks make
+            taken += [activations for number, activations in self._arriving if number == now]
+            self._arriving = []
+            for content in taken:
+                _count(content)
         self.clear()
         return taken
 
@@ -111,6 +144,12 @@ class Pending:
     def clear(self) -> None:
         self._entries = []
         self._fold_at = _FOLD_ROWS
+
+    def close(self) -> None:
+        """Forget everything and take in nothing more."""
+        self.clear()
+        self._arriving = []
+        self._closed = True
 
     def _check(self, grad: Tensor) -> None:
         """Forget what was cleared with ``set_to_none=False``."""
@@ -128,9 +167,25 @@ class Pending:
         """Ask other ranks for what this one cannot see; not needed where it sees the whole gradient."""
 
     def _drop_with_gradient(self) -> None:
+        for entry in self._entries:
+            if entry.has_gradient:
+                _count(entry.content, False)  # backpropagated again, it is pending again
         self._entries = [entry for entry in self._entries if not entry.has_gradient]
 
+    def _arrive(self, number: int, activations: Activations) -> None:
+        """The backward pass has ended well."""
+        if (number, activations) not in self._arriving:
+            return  # a step within the pass took it, or the head was detached
+        self._arriving.remove((number, activations))
+        if self._gave_weight_a_gradient(number):
+            self._add(activations)
+
+    def _gave_weight_a_gradient(self, number: int) -> bool:
+        """Not so for the gradient of something else, as of the input in an adversarial attack."""
+        return not self.parameter.requires_grad or self._weight_pass == number
+
     def _add(self, activations: Activations) -> None:
+        _count(activations)
         grad = self.parameter.grad
         self._entries.append(_Entry(activations, has_gradient=False, born=self._pass))
         if grad is not None:
@@ -152,6 +207,8 @@ class Pending:
     def _keep_where(self, alive: Tensor) -> None:
         if alive.device.type == "cpu":
             if not alive:
+                for entry in self._entries:
+                    _count(entry.content, False)
                 self.clear()
             return
         for entry in self._entries:
@@ -177,6 +234,9 @@ class ShardedPending(Pending):
         self._pass += self._pass_ended
         self._pass_ended = False
         super().drop_cleared()
+
+    def _gave_weight_a_gradient(self, number: int) -> bool:
+        return True  # FSDP brings the gradient to the shard when it likes
 
     def gradient_added(self) -> None:
         """FSDP has added to the gradient: to a new one, if there was none."""
@@ -216,10 +276,24 @@ class ShardedPending(Pending):
         self._pass_ended = True
 
 
+_NO_PASS = -1
+
+
+def _current_pass() -> int:
+    """The number of the backward pass that is running on this thread, or -1."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
 def _after_backward(callback: Callable[[], None]) -> None:
     """Call within a backward pass; one that ends in an exception does not run its callbacks."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
+
+
+def _count(content: Activations | ClassSums, counted: bool = True) -> None:
+    if isinstance(content, Activations):
+        content.call.counted = counted
 
 
 def _masked(entry: _Entry) -> Activations | ClassSums:

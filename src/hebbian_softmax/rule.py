@@ -92,7 +92,7 @@ class ClassSums:
     norms: Tensor
     """Scalar: Σ_j ‖h_j − center‖ over the activations."""
     nonfinite: Tensor
-    """int64 scalar: activations left out because they hold an inf or a NaN."""
+    """int64 scalar: activations left out because they hold an inf or a NaN, or have no finite norm."""
 
 
 def accumulation_dtype(weight: Tensor) -> torch.dtype:
@@ -115,10 +115,12 @@ def sum_by_class(
     ([2, 7], [1, 2], [[0.0, 1.0], [4.0, 0.0]])
     """
     known = (targets != ignore_index) & (targets >= 0) & (targets < num_classes)
-    finite = torch.isfinite(h).all(dim=1)
+    h = h.to(dtype)
+    # The norm and not the entries: what is finite and has no finite norm would still end as an inf in a sum.
+    finite = torch.isfinite(torch.linalg.vector_norm(h, dim=1))
     keep = known & finite
     kept_targets, order = targets[keep].long().sort(stable=True)
-    kept = h[keep].to(dtype)[order]
+    kept = h[keep][order]
     classes, n = torch.unique_consecutive(kept_targets, return_counts=True)
     return ClassSums(
         classes=classes,

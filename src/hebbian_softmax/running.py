@@ -74,3 +74,6 @@ class RunningStatistics(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         self._knows_rows = False
         super()._load_from_state_dict(*args)
+        for name in ("mean", "norms"):  # with assign=True a cast state would come in as it is
+            value = getattr(self, name)
+            setattr(self, name, value.to(torch.promote_types(value.dtype, torch.float32)))

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hebbian_softmax")
 
 
-def tell_familiar(classes: int, limit: int, how: str) -> None:
+def tell_familiar(head: HebbianSoftmax, how: str) -> None:
+    """Say what the counts of rows that come from a plain nn.Linear mean."""
+    count = torch.tensor([head.limit])
+    rate = float(head.rate(count, torch.ones_like(count)))
     _log.warning(
-        "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): the rule leaves their rows alone "
-        "and memorises only classes added later. %s overrides that.",
-        classes,
-        limit,
+        "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): %s. %s overrides that.",
+        head.num_classes,
+        head.limit,
+        "the rule leaves their rows alone and memorises only classes added later"
+        if rate == 0
+        else f"the given rate still writes them, with λ = {rate:g}; give it a limit to leave their rows alone",
         how,
     )
 
@@ -37,9 +42,10 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias")}
     if prefix + "weight" in state and not memory & state.keys():
-        tell_familiar(head.num_classes, head.limit, "Setting head.counts")
+        tell_familiar(head, "Setting head.counts")
         for key in memory:
-            state[key] = torch.zeros_like(ours[key])
+            device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
+            state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
 
 

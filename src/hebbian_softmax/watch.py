@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.growth import OUTGROWN
-from hebbian_softmax.pending import Activations, Pending
+from hebbian_softmax.pending import Activations, Call, Pending
 
 
 def watch_loss(loss: Tensor, h: Tensor, targets: Tensor, pending: Pending) -> Tensor:
     """``loss``, such that its backward makes the activations pending."""
-    if not loss.requires_grad:
-        return loss
+    if not loss.requires_grad or torch._C._are_functorch_transforms_active():
+        return loss  # torch.func differentiates copies, which no optimizer steps
     watched: Tensor = _Watch.apply(loss, h, targets, pending)
     return watched
 
@@ -29,25 +29,32 @@ class _Watch(torch.autograd.Function):
         ctx.save_for_backward(h, targets)
         ctx.pending = pending
         ctx.classes = pending.parameter.shape[0]
-        ctx.reached = False
+        ctx.call = Call()
         return loss.clone()  # a view could not be changed in place, and `loss /= steps` is common
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.classes != ctx.pending.parameter.shape[0]:
             raise RuntimeError(OUTGROWN)
-        if not ctx.reached:
-            ctx.reached = True
+        if not ctx.call.counted:
             h, targets = ctx.saved_tensors
-            ctx.pending.reach(Activations(h.detach(), targets))
+            ctx.pending.reach(own_copy(h, targets, ctx.call))
         return grads[0], None, None, None
 
 
-class FrozenInputs:
-    """Links ``remember(h, targets)`` to ``head(h)`` where h takes no gradient and so has no backward of its own.
+def own_copy(h: Tensor, targets: Tensor, call: Call) -> Activations:
+    """Activations that stay what they are until the step: buffers may be filled anew, leaves optimised."""
+    return Activations(h.detach().clone(), targets.clone(), call)
 
-    The head's output then stands in for h: when its gradient comes, what was remembered of the same memory becomes
-    pending. The two calls may come in either order.
+
+Key = tuple[int, int, int]
+
+
+class FrozenInputs:
+    """Links ``remember(h, targets)`` to ``head(h)`` where h has no backward of its own: frozen features, leaves.
+
+    The head's outputs then stand in for h: when the gradient of one comes, what was remembered of the same memory
+    becomes pending. The calls may come in any order.
     """
 
     _UNCLAIMED = 64
@@ -55,45 +62,60 @@ class FrozenInputs:
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self._unclaimed: deque[tuple[tuple[int, int], Activations]] = deque(maxlen=self._UNCLAIMED)
+        self._unclaimed: deque[tuple[Key, Activations]] = deque(maxlen=self._UNCLAIMED)
         self._outputs: list[weakref.ref[_Output]] = []
 
     def remember(self, h: Tensor, activations: Activations) -> None:
-        output = next((output for output in self._live() if output.key == _key(h)), None)
-        if output is not None:
+        key = _key(h)
+        outputs = [output for output in self._live() if output.key == key]
+        for output in outputs:
             output.waiting.append(activations)
-        else:
-            self._unclaimed.append((_key(h), activations))
+        if not outputs and key is not None:
+            self._unclaimed.append((key, activations))
 
     def seen(self, h: Tensor, logits: Tensor) -> None:
         """The head was called with h."""
-        output = _Output(_key(h))
-        output.waiting = [activations for key, activations in self._unclaimed if key == output.key]
-        self._unclaimed = deque((item for item in self._unclaimed if item[0] != output.key), maxlen=self._UNCLAIMED)
+        key = _key(h)
+        if key is None:
+            return
+        output = _Output(key)
+        for twin in self._live():
+            if twin.key == key:
+                output.waiting = twin.waiting  # either output's gradient is that of the call
+        output.waiting += [activations for claimed, activations in self._unclaimed if claimed == key]
+        self._unclaimed = deque((item for item in self._unclaimed if item[0] != key), maxlen=self._UNCLAIMED)
         logits.register_hook(lambda _: self._reach(output))  # the graph owns the output
-        self._outputs = [weakref.ref(each) for each in self._live()]
-        self._outputs.insert(0, weakref.ref(output))
+        self._outputs = [weakref.ref(each) for each in (output, *self._live())]
 
     def weight_gradient(self) -> None:
-        """A gradient came to the weight without a call of the head: it is that of every remember() without one."""
+        """A gradient comes to the weight. If no other call explains it, it is that of remember() without head(h)."""
+        if self._pending.is_arriving():
+            return
         for _key_of_h, activations in self._unclaimed:
             self._pending.reach(activations)
         self._unclaimed.clear()
 
+    def clear(self) -> None:
+        self._unclaimed.clear()
+        self._outputs = []
+
     def _reach(self, output: _Output) -> None:
         for activations in output.waiting:
             self._pending.reach(activations)
-        output.waiting = []
+        output.waiting.clear()
 
     def _live(self) -> list[_Output]:
         return [output for reference in self._outputs if (output := reference()) is not None]
 
 
 class _Output:
-    def __init__(self, key: tuple[int, int]) -> None:
+    def __init__(self, key: Key) -> None:
         self.key = key
         self.waiting: list[Activations] = []
 
 
-def _key(h: Tensor) -> tuple[int, int]:
-    return h.data_ptr(), h.numel()
+def _key(h: Tensor) -> Key | None:
+    """The memory of h and its version; None where there is no such thing (sparse tensors, torch.func)."""
+    if torch._C._are_functorch_transforms_active() or h.layout != torch.strided:
+        return None
+    return h.data_ptr(), h.numel(), 0 if h.is_inference() else h._version

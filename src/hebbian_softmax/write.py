@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 def class_sums(head: HebbianSoftmax, contents: list[Activations | ClassSums]) -> ClassSums:
     """Fold single calls and earlier sums into one set of class sums, on the device of the head's counts."""
-    dtype, device = head.running.mean.dtype, head.counts.device
-    parts = [content for content in contents if isinstance(content, ClassSums)]
+    dtype = torch.promote_types(head.running.mean.dtype, accumulation_dtype(head.weight))
+    device = head.counts.device
+    parts = [_moved(content, device) for content in contents if isinstance(content, ClassSums)]
     calls = [content for content in contents if isinstance(content, Activations)]
     if calls or not parts:
         h = [call.h.to(device, dtype) for call in calls] or [head.running.mean.new_zeros(0, head.in_features)]
@@ -70,7 +72,16 @@ def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: T
         return
     old = rows[classes - first].to(accumulation_dtype(rows))
     target = head.objective(memories.to(old.dtype), old, classes, rows)
-    rows[classes - first] = mix_rows(old, target, rate).to(rows.dtype)
+    if target.shape != old.shape:
+        raise ValueError(f"objective must return w* of shape {tuple(old.shape)}, got {tuple(target.shape)}")
+    new = mix_rows(old, target, rate).to(rows.dtype)
+    # A value too large for the weight's dtype leaves the row as it is.
+    rows[classes - first] = torch.where(torch.isfinite(new).all(1, keepdim=True), new, rows[classes - first])
+
+
+def _moved(sums: ClassSums, device: torch.device) -> ClassSums:
+    """Sums folded before the head was moved."""
+    return ClassSums(*(getattr(sums, each.name).to(device) for each in fields(sums)))
 
 
 def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> None:
