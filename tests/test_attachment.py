@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -229,3 +230,63 @@ def test_changing_dtype_mid_training() -> None:
     optimizer.step()
     train(head, optimizer, (5,))
     assert head.counts.tolist() == [0, 1, 2, 1, 1, 1]
+
+
+def test_nothing_is_kept_alive_by_a_cycle() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        head = HebbianSoftmax(4, 6, **OK)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        head.attach(optimizer)
+        train(head, optimizer)
+        gone = [weakref.ref(head), weakref.ref(head.weight), weakref.ref(optimizer)]
+        del head, optimizer
+        assert [reference() for reference in gone] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_attaching_again_and_again_leaves_one_hook() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    for _ in range(5):
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        handle = head.attach(optimizer)
+        train(head, optimizer)
+        del optimizer
+        gc.collect()
+        assert not handle.active
+    assert len(head.weight._backward_hooks) == 1
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer).remove()
+    assert len(head.weight._backward_hooks) == 0
+    assert head._attachment is None
+
+
+def test_a_backward_after_remove_changes_nothing() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    handle = head.attach(optimizer)
+    loss = head.loss(torch.randn(1, 4), torch.tensor([1]))
+    handle.remove()
+    loss.backward()
+    assert len(handle.pending) == 0
+
+
+def test_a_model_that_keeps_its_handle_can_be_saved_and_copied(tmp_path) -> None:
+    model = nn.Sequential(HebbianSoftmax(4, 6, **OK))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.handle = model[0].attach(optimizer)
+    torch.save(model, tmp_path / "model.pt")
+    for twin in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert not twin.handle.active
+        twin.handle.remove()
+
+
+def test_a_tied_weight_that_does_not_fit_is_refused() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    head.weight = nn.Embedding(5, 4).weight
+    with pytest.raises(ValueError, match=r"weight has shape \(5, 4\).*must have \(6, 4\)"):
+        head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"must have \(6, 4\)"):
+        head.memorize(torch.randn(1, 4), torch.tensor([5]))

@@ -181,3 +181,36 @@ def test_bad_optimizer() -> None:
 def test_on_meta() -> None:
     with pytest.raises(ValueError, match="meta device"):
         HebbianSoftmax(4, 6, device="meta", **OK).add_classes(1)
+
+
+def test_growing_often_leaves_one_hook() -> None:
+    head = HebbianSoftmax(4, 6, bias=True, **OK)
+    for _ in range(5):
+        head.add_classes(1)
+    assert len(head.weight._backward_hooks) == len(head.bias._backward_hooks) == 1
+    twin = copy.deepcopy(head)
+    twin.add_classes(1)
+    alive = twin.loss(torch.randn(1, 4), torch.tensor([0]), remember=False)
+    twin.add_classes(1)
+    with pytest.raises(RuntimeError, match="computed before add_classes"):
+        alive.backward()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name", "start"),
+    [
+        (torch.optim.Rprop, {"lr": 0.02}, "step_size", 0.02),
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "sum", 0.1),
+        (torch.optim.Adafactor, {}, "row_var", 0.0),
+    ],
+)
+@pytest.mark.parametrize("classes", [1, 6])
+def test_new_rows_start_as_the_optimizer_starts(kind, options, name, start, classes) -> None:
+    head = HebbianSoftmax(4, classes, **OK)
+    optimizer = kind(head.parameters(), **options)
+    head.attach(optimizer)
+    train(head, optimizer, (0,))
+    head.add_classes(2)
+    new = optimizer.state[head.weight][name][classes:]
+    assert torch.equal(new, torch.full_like(new, start))
+    train(head, optimizer, (classes,))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax, PaperRate
+from hebbian_softmax.rule import sum_by_class
 from tests.oracle import Oracle
 
 OK = {"gamma": 0.1, "limit": 10}
@@ -274,3 +275,101 @@ def test_integer_targets_of_any_size(dtype: torch.dtype) -> None:
 
 def test_default_rate_is_the_papers() -> None:
     assert HebbianSoftmax(4, 6, **OK).rate == PaperRate(0.1, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_no_infinity_is_written_and_running_values_stay_finite(dtype: torch.dtype) -> None:
+    head = HebbianSoftmax(4, 6, dtype=dtype, **OK)
+    head.memorize(torch.randn(3, 4, dtype=dtype), torch.tensor([0, 1, 2]))
+    head.memorize(torch.full((2, 4), 3e38), torch.tensor([3, 3]))
+    head.memorize(torch.full((1, 4), 1e20), torch.tensor([4]))
+    assert int(head.nonfinite_count) == 3
+    assert head.counts.tolist() == [1, 1, 1, 0, 0, 0]
+    head.memorize(torch.full((1, 4), 1e6), torch.tensor([5]))  # finite, but not in float16
+    head.memorize(torch.randn(3, 4, dtype=dtype), torch.tensor([0, 1, 2]))
+    for name, value in head.state_dict().items():
+        assert bool(torch.isfinite(value).all()), name
+
+
+def test_a_value_too_large_for_the_weight_leaves_the_row() -> None:
+    head = HebbianSoftmax(4, 6, dtype=torch.float16, scale=4.0, center=False, **OK)
+    before = head.weight.detach().clone()
+    head.memorize(torch.full((1, 4), 3e4, dtype=torch.float16), torch.tensor([3]))
+    assert torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize("target", [-1, -7, 6, 10**9])
+def test_targets_out_of_range_are_never_written(target: int) -> None:
+    """What the CPU refuses is left out where values are not read back."""
+    sums = sum_by_class(
+        torch.ones(2, 4),
+        torch.tensor([target, 2]),
+        num_classes=6,
+        ignore_index=-100,
+        center=torch.zeros(4),
+        dtype=torch.float32,
+    )
+    assert sums.classes.tolist() == [2]
+    assert int(sums.nonfinite) == 0
+
+
+def test_loss_refuses_a_weight_without_values() -> None:
+    head = HebbianSoftmax(4, 6, device="meta", **OK)
+    with pytest.raises(ValueError, match="meta device"):
+        head.loss(torch.randn(1, 4), torch.tensor([1]))
+
+
+def test_a_mean_that_a_half_precision_sum_would_overflow() -> None:
+    head = HebbianSoftmax(4, 6, dtype=torch.float16, **OK)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.weight[1] = -100.0
+    h = torch.ones(1000, 4, dtype=torch.float16)
+    loss = head.loss(h, torch.ones(1000, dtype=torch.int64), remember=False)
+    assert loss.item() == pytest.approx(400 + 1.6, rel=1e-2)
+
+
+def test_settings_that_the_rule_uses_cannot_be_changed_behind_its_back() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    with pytest.raises(AttributeError):
+        head.gamma = 0.5
+    with pytest.raises(AttributeError):
+        head.limit = 5
+    head.rate = PaperRate(0.5, 5)
+    assert head.mixing_rate(torch.tensor([4, 5]), torch.tensor([1, 1])).tolist() == [0.5, 0]
+
+
+def test_nonfinite_is_told_again_after_a_reset() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    for _ in range(2):
+        head.memorize(torch.full((1, 4), torch.nan), torch.tensor([0]))
+        with pytest.warns(RuntimeWarning, match="1 activations"):
+            assert head.nonfinite == 1
+        head.reset_parameters()
+        assert head.nonfinite == 0
+
+
+def test_torch_func_and_sparse_inputs_work_as_with_nn_linear() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    handle = head.attach(optimizer)
+    h, y = torch.randn(2, 4), torch.tensor([1, 2])
+    parameters = {"weight": head.weight.detach().clone()}
+
+    def of_logits(parameters: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(head, parameters, (h,)), y)
+
+    def of_loss(h: Tensor) -> Tensor:
+        return head.loss(h, y)
+
+    expected = torch.autograd.grad(F.cross_entropy(F.linear(h, head.weight), y), head.weight)[0]
+    torch.testing.assert_close(torch.func.grad(of_logits)(parameters)["weight"], expected)
+    assert torch.func.grad(of_loss)(h).shape == h.shape
+    assert len(handle.pending) == 0
+    assert head(torch.eye(4).to_sparse()).shape == (4, 6)
+
+
+def test_an_objective_of_the_wrong_shape() -> None:
+    head = HebbianSoftmax(4, 6, objective=lambda h, rows, classes, weight: h[0], **OK)
+    with pytest.raises(ValueError, match=r"objective must return w\* of shape \(2, 4\), got \(4,\)"):
+        head.memorize(torch.randn(2, 4), torch.tensor([1, 2]))

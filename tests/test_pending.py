@@ -432,3 +432,190 @@ def test_a_step_after_remove_writes_nothing_and_pending_is_forgotten() -> None:
     lab.optimizer.zero_grad()
     lab.head.loss(*batch).backward()
     lab.step_writes(batch)
+
+
+def test_buffers_filled_anew_do_not_change_what_is_pending() -> None:
+    lab = Lab(lr=0.0)
+    h, y = torch.empty(1, FEATURES, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
+    batches = []
+    for value in (1, 2):
+        h.fill_(value)
+        y.fill_(value)
+        batches.append((h.clone(), y.clone()))
+        lab.head.loss(h, y).backward()
+    h.zero_()
+    lab.step_writes(*batches)
+
+
+@pytest.mark.parametrize("kind", ["loss", "remember"])
+def test_an_activation_that_the_step_itself_changes(kind: str) -> None:
+    lab = Lab(lr=0.0)
+    h = nn.Parameter(torch.ones(1, FEATURES, dtype=torch.float64))
+    lab.optimizer.add_param_group({"params": [h], "lr": 1.0})
+    before = (h.detach().clone(), torch.tensor([3]))
+    if kind == "loss":
+        lab.head.loss(h, before[1]).backward()
+    else:
+        for _ in range(3):
+            lab.head.remember(h, before[1])  # the first two are never backpropagated
+            logits = lab.head(h)
+        assert not h._backward_hooks
+        lab.oracle.rate = lambda count, n: 1.0
+        nn.functional.cross_entropy(logits, before[1]).backward()
+    h.grad.fill_(5.0)
+    lab.optimizer.step()
+    assert float(h.detach()[0, 0]) == -4
+    assert torch.equal(lab.head.weight[3], before[0][0])
+
+
+def test_in_place_dropout_after_remember() -> None:
+    lab = Lab(lr=0.0)
+    h, y = lab.batch(1, 2)
+    kept = h.detach().clone()
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(nn.functional.dropout(h, 0.5, inplace=True)), y).backward()
+    lab.step_writes((kept, y))
+
+
+def test_an_optimizer_that_steps_within_backward() -> None:
+    lab = Lab(lr=0.0)
+
+    def step_now(_: Tensor) -> None:
+        lab.optimizer.step()
+        lab.optimizer.zero_grad()
+
+    lab.head.weight.register_post_accumulate_grad_hook(step_now)
+    for step in range(3):
+        lab.head.loss(*lab.batch(step)).backward()
+        assert lab.head.counts.tolist() == [1] * (step + 1) + [0] * (CLASSES - step - 1)
+
+
+def test_frozen_features_given_to_the_head_twice() -> None:
+    lab = Lab()
+    for order in ("remember first", "remember last"):
+        lab.optimizer.zero_grad()
+        h, y = lab.batch(1, 2, grad=False)
+        if order == "remember first":
+            lab.head.remember(h, y)
+        first = lab.head(h)
+        second = lab.head(h)
+        if order == "remember last":
+            lab.head.remember(h, y)
+        used, other = (second, first) if order == "remember first" else (first, second)
+        assert other.argmax(-1).shape == (2,)  # a metric
+        nn.functional.cross_entropy(used, y).backward()
+        lab.step_writes((h, y))
+
+
+def test_a_gradient_that_passes_the_weight_by_makes_nothing_pending() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(h), y)  # discarded
+    h.square().sum().backward()  # an auxiliary loss of h alone
+    lab.step_writes()
+    lab.optimizer.zero_grad()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    (attack,) = torch.autograd.grad(lab.head.loss(lab.model[0](x), y), x)
+    h = lab.model[0](x.detach() + 0.1 * attack.sign())
+    lab.head.loss(h, y).backward()
+    lab.step_writes((h, y))  # the attacked example, not the clean one too
+
+
+def test_backward_again_after_its_gradient_was_cleared() -> None:
+    lab = Lab()
+    batch = lab.batch(2, grad=False)
+    loss = lab.head.loss(*batch)
+    loss.backward(retain_graph=True)
+    lab.optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    lab.step_writes(batch)
+    lab.optimizer.zero_grad()
+    loss.backward()  # written once already
+    lab.step_writes()
+
+
+def test_backward_again_after_it_failed() -> None:
+    lab = Lab()
+    h, y = lab.batch(2)
+    failing = [True]
+
+    def fail_once(grad: Tensor) -> None:
+        if failing.pop():
+            raise RuntimeError("backbone failed")
+
+    h.register_hook(fail_once)
+    loss = lab.head.loss(h, y)
+    with pytest.raises(RuntimeError, match="backbone failed"):
+        loss.backward(retain_graph=True)
+    failing.append(False)
+    lab.optimizer.zero_grad()
+    loss.backward()
+    lab.step_writes((h, y))
+
+
+def test_remember_twice_backpropagated_is_once_and_under_no_grad_never() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    with torch.no_grad():
+        lab.head.remember(h, torch.tensor([5, 5]))
+    lab.head.remember(h, y)
+    loss = nn.functional.cross_entropy(lab.head(h), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    lab.step_writes((h, y))
+
+
+def test_a_weight_frozen_at_first_and_trained_later() -> None:
+    lab = Lab()
+    lab.handle.remove()
+    lab.head.weight.requires_grad_(False)
+    lab.handle = lab.head.attach(lab.optimizer)
+    lab.head.weight.requires_grad_(True)
+    lab.head.loss(*lab.batch(2)).backward()
+    lab.optimizer.zero_grad()
+    h, y = lab.batch(3)
+    nn.functional.cross_entropy(lab.head(h), y).backward()
+    lab.step_writes()
+
+
+def test_what_was_remembered_and_never_used_is_not_written_with_another_loss() -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, grad=False))
+    batch = lab.batch(2)
+    lab.head.loss(*batch).backward()
+    lab.step_writes(batch)
+
+
+def test_folding_changes_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for rows in (4, 10_000):
+        monkeypatch.setattr(pending, "_FOLD_ROWS", rows)
+        torch.manual_seed(5)
+        lab = Lab(scale="match", center=True)
+        for _ in range(4):
+            lab.optimizer.zero_grad()
+            for _ in range(5):
+                h, y = lab.batch(*torch.randint(CLASSES, (3,)).tolist(), grad=False)
+                h[0, 0] = torch.nan if float(h[0, 1]) > 0 else h[0, 0]
+                lab.head.loss(torch.nan_to_num(h), y, remember=False).backward()
+                lab.head.remember(h, y)
+                (lab.head(h) * torch.isfinite(h).all(1, keepdim=True)).nan_to_num().sum().backward()
+                lab.head.weight.grad.nan_to_num_()
+            lab.optimizer.step()
+        results.append({name: value.clone() for name, value in lab.head.state_dict().items()})
+    assert int(results[0]["nonfinite_count"]) > 0
+    for name, value in results[1].items():
+        torch.testing.assert_close(results[0][name], value, rtol=1e-10, atol=1e-10)
+
+
+def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """autograd.grad leaves weight.grad alone: what it reached waits until a gradient is there to step with."""
+    monkeypatch.setattr(pending, "_FOLD_ROWS", 1)
+    lab = Lab()
+    first, second = lab.batch(1, 2), lab.batch(3, 3)
+    grads = [torch.autograd.grad(lab.head.loss(*batch), lab.head.weight)[0] for batch in (first, second)]
+    lab.optimizer.step()  # no gradient: no step of this weight
+    assert int(lab.head.counts.sum()) == 0
+    lab.head.weight.grad = sum(grads)
+    lab.step_writes(first, second)

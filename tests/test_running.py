@@ -122,3 +122,43 @@ def test_running_values_stay_float32_through_half(convert) -> None:
     head.double()
     assert head.running.mean.dtype == torch.float64
     head.memorize(torch.randn(6, FEATURES).double(), torch.randint(4, (6,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mixing_is_rounded_once(dtype: torch.dtype) -> None:
+    head = make(dtype=dtype, scale=1.0, center=False, gamma=0.3)
+    head.counts.fill_(5)  # λ = 0.3
+    old, h = head.weight.detach().clone(), torch.randn(CLASSES, FEATURES).to(dtype)
+    head.memorize(h, torch.arange(CLASSES))
+    rate = torch.tensor(0.3)  # in float32, as the mixing is
+    assert torch.equal(head.weight, (rate * h.float() + (1 - rate) * old.float()).to(dtype))
+
+
+def test_the_objective_sees_the_centred_and_scaled_activation() -> None:
+    seen: list[Tensor] = []
+
+    def objective(h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        seen.append(h.clone())
+        return 2 * h
+
+    head = make(scale=0.5, center=True, objective=objective)
+    first, second = torch.randn(2, 1, FEATURES, dtype=torch.float64)
+    head.memorize(first, torch.tensor([1]))
+    head.memorize(second, torch.tensor([2]))
+    torch.testing.assert_close(seen[1], 0.5 * (second - first))
+    torch.testing.assert_close(head.weight[2].detach(), second[0] - first[0])
+
+
+def test_running_values_go_on_while_nothing_is_written() -> None:
+    head = make()
+    head.memorizing = False
+    head.memorize(torch.ones(2, FEATURES, dtype=torch.float64), torch.tensor([1, 2]))
+    assert head.running.mean.tolist() == [1.0] * FEATURES
+
+
+def test_a_tied_weight_of_a_higher_dtype_is_mixed_in_it() -> None:
+    head = make(dtype=torch.float32, scale=1.0, center=False)
+    head.weight = torch.nn.Embedding(CLASSES, FEATURES, dtype=torch.float64).weight
+    h = torch.rand(3, FEATURES, dtype=torch.float64)
+    head.memorize(h, torch.tensor([4, 4, 4]))
+    torch.testing.assert_close(head.weight[4].detach(), h.mean(0), rtol=1e-14, atol=0)

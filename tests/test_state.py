@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import ConstantRate, HebbianSoftmax
 
 OK = {"gamma": 0.3, "limit": 9}
 # torch's compiler reads .grad of what it traces, and pays no heed to filters made errors.
@@ -276,3 +276,34 @@ def test_compiled_by_inductor() -> None:
         compiled(torch.randn(5, 3), torch.randint(6, (5,))).backward()
         optimizer.step()
     assert int(model.head.counts.sum()) == 15
+
+
+def test_from_linear_says_when_a_rate_does_not_leave_familiar_rows_alone(caplog: pytest.LogCaptureFixture) -> None:
+    HebbianSoftmax.from_linear(nn.Linear(4, 6), rate=ConstantRate(0.25), **OK)
+    assert "still writes them, with λ = 0.25" in caplog.text
+
+
+def test_a_plain_state_assigned_to_a_head_on_meta() -> None:
+    with torch.device("meta"):
+        head = HebbianSoftmax(4, 6, **OK)
+    head.load_state_dict(nn.Linear(4, 6, bias=False).state_dict(), assign=True)
+    assert {value.device.type for value in head.state_dict().values()} == {"cpu"}
+    assert head.counts.tolist() == [9] * 6
+    head.memorize(torch.randn(1, 4), torch.tensor([1]))
+
+
+def test_a_cast_state_assigned_keeps_counts_and_running_values_exact() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    state = {name: value.half() for name, value in head.state_dict().items()}
+    head.load_state_dict(state, assign=True)
+    assert head.counts.dtype == torch.int64
+    assert head.running.mean.dtype == head.running.norms.dtype == torch.float32
+
+
+def test_loading_looks_for_familiar_rows_anew() -> None:
+    trained = HebbianSoftmax(4, 6, **OK)
+    for _ in range(2):
+        trained.memorize(torch.randn(2, 4), torch.tensor([0, 1]))
+    assert trained.running.knows_rows()
+    trained.load_state_dict(HebbianSoftmax(4, 6, **OK).state_dict())
+    assert not trained.running.knows_rows()

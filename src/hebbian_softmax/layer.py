@@ -233,6 +233,7 @@ class HebbianSoftmax(nn.Linear):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         if not torch.compiler.is_compiling():
             check_gathered(self.weight, h)
+            checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
         loss = linear_cross_entropy(
             F.dropout(flat, self.dropout, self.training),

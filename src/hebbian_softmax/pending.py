@@ -86,9 +86,9 @@ class Pending:
 
     def reach(self, activations: Activations) -> None:
         """The gradient of these activations' loss has reached the head: call inside the backward pass."""
+        self.drop_cleared()
         if self._closed or activations.call.counted or self.is_arriving(activations.call):
             return
-        self.drop_cleared()
         now = _current_pass()
         if now != _NO_PASS:  # what is left of other passes ended in an exception
             self._arriving = [each for each in self._arriving if each[0] == now]

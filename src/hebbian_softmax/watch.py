@@ -36,6 +36,7 @@ class _Watch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.classes != ctx.pending.parameter.shape[0]:
             raise RuntimeError(OUTGROWN)
+        ctx.pending.drop_cleared()
         if not ctx.call.counted:
             h, targets = ctx.saved_tensors
             ctx.pending.reach(own_copy(h, targets, ctx.call))
