@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
-from hebbian_softmax.pending import Activations, Pending, ShardedPending
+from hebbian_softmax.pending import Activations, Pending
 from hebbian_softmax.rule import ClassSums
+from hebbian_softmax.sharded_pending import ShardedPending
 from hebbian_softmax.watch import FrozenInputs, watch_loss
 from hebbian_softmax.write import class_sums, write_batch
 

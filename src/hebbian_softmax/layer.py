@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +19,9 @@ from hebbian_softmax.growth import grow
 from hebbian_softmax.loss import linear_cross_entropy, target_weight
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.pending import Activations, Call
-from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype
+from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.running import RunningStatistics
-from hebbian_softmax.state import adopt_state, tell_familiar
+from hebbian_softmax.state import adopt_linear, adopt_state
 from hebbian_softmax.watch import own_copy
 from hebbian_softmax.write import class_sums, write_batch
 
@@ -144,19 +143,7 @@ class HebbianSoftmax(nn.Linear):
             dtype=weight.dtype,
             **options,
         )
-        new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
-        if counts is None:
-            tell_familiar(head, "The argument counts=")
-        else:
-            given = torch.as_tensor(counts)
-            if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
-                raise ValueError(f"counts must be integers >= 0, one or {linear.out_features} of them, got {counts!r}")
-            new_counts.copy_(given)
-        head.to_empty(device=weight.device)
-        head.weight, head.bias = weight, linear.bias
-        head.counts.copy_(new_counts)
-        head.nonfinite_count.zero_()
-        head.running.reset()
+        adopt_linear(head, linear, counts)
         return head.train(linear.training)
 
     @staticmethod
@@ -168,14 +155,7 @@ class HebbianSoftmax(nn.Linear):
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)
         """
-        occurrences = torch.as_tensor(counts)
-        if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
-            raise ValueError(f"counts must be integers >= 0, got {counts!r}")
-        if not bool((occurrences > 0).any()):
-            raise ValueError("counts must have a class that occurs at least once")
-        epochs = checks.check_number("epochs", epochs, 0, sys.float_info.max)
-        rarest = int(occurrences[occurrences > 0].min())
-        return 1 / rarest, round(rarest * epochs)
+        return suggest_settings(counts, epochs)
 
     @property
     def num_classes(self) -> int:

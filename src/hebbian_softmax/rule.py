@@ -12,6 +12,7 @@ and counts c taken *before* the batch::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -162,3 +163,16 @@ def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
     """
     rate = rate.to(rows.dtype).unsqueeze(1)
     return rate * memories + (1 - rate) * rows
+
+
+def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
+    """Section 3.1's γ = 1/N_min and T = N_min × epochs, over the classes that occur."""
+    occurrences = torch.as_tensor(counts)
+    if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
+        raise ValueError(f"counts must be integers >= 0, got {counts!r}")
+    if not bool((occurrences > 0).any()):
+        raise ValueError("counts must have a class that occurs at least once")
+    if not 0 <= epochs < math.inf:
+        raise ValueError(f"epochs must be a number of at least 0, got {epochs!r}")
+    rarest = int(occurrences[occurrences > 0].min())
+    return 1 / rarest, round(rarest * epochs)

@@ -1,4 +1,4 @@
-"""Loading a state dict into a head: its own, or that of the plain ``nn.Linear`` it replaces."""
+"""A head's state from elsewhere: a state dict of its own, or the plain ``nn.Linear`` it replaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -27,6 +27,23 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
         else f"the given rate still writes them, with λ = {rate:g}; give it a limit to leave their rows alone",
         how,
     )
+
+
+def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int | None) -> None:
+    """Give ``head``, made on the meta device, the parameters of ``linear`` and the counts that go with them."""
+    new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
+    if counts is None:
+        tell_familiar(head, "The argument counts=")
+    else:
+        given = torch.as_tensor(counts)
+        if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
+            raise ValueError(f"counts must be integers >= 0, one or {linear.out_features} of them, got {counts!r}")
+        new_counts.copy_(given)
+    head.to_empty(device=linear.weight.device)
+    head.weight, head.bias = linear.weight, linear.bias
+    head.counts.copy_(new_counts)
+    head.nonfinite_count.zero_()
+    head.running.reset()
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
