@@ -190,7 +190,7 @@ def main() -> None:
     device = options.device
     record: dict[str, Any] = {
         "benchmark": "corrections",
-        "arguments": {name: str(value) for name, value in vars(options).items()},
+        "arguments": {name: str(value) for name, value in vars(options).items() if name != "json"},
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "torch": torch.__version__,
         "runs": [],
