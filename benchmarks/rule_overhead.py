@@ -1,7 +1,8 @@
 """What the rule adds to a training step of the output layer.
 
-Three heads of the same size take turns, one step each, so that a busy machine slows all of them alike; the medians'
-ratios are what to look at. On a shared CPU the milliseconds are only an orientation.
+Three heads of the same size take turns, one step each; the medians' ratios are what to look at. On a CPU one thread is
+used, because threads that wait for a core of a busy machine would be all that is seen, and the milliseconds are only
+an orientation.
 
     python -m benchmarks.rule_overhead [--device cuda] [--json FILE]
 """
@@ -79,11 +80,7 @@ def synchronize(device: str) -> None:
 
 
 def hardware(device: str) -> str:
-    return (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    )
+    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, 1 thread"
 
 
 def main() -> None:
@@ -93,6 +90,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
+    print(f"{hardware(options.device)}, torch {torch.__version__}")
     rows = []
     print(f"{'N x d x V':>24} {'nn.Linear ms':>13} {'writes off':>11} {'Hebbian':>9}   (ratios to nn.Linear)")
     for shape in SHAPES[options.device]:

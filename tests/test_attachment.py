@@ -263,11 +263,13 @@ def test_attaching_again_and_again_leaves_one_hook() -> None:
     assert head._attachment is None
 
 
-def test_a_backward_after_remove_changes_nothing() -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_backward_after_remove_changes_nothing(frozen: bool) -> None:
     head = HebbianSoftmax(4, 6, **OK)
+    head.weight.requires_grad_(not frozen)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     handle = head.attach(optimizer)
-    loss = head.loss(torch.randn(1, 4), torch.tensor([1]))
+    loss = head.loss(torch.randn(1, 4, requires_grad=True), torch.tensor([1]))
     handle.remove()
     loss.backward()
     assert len(handle.pending) == 0
