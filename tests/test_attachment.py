@@ -292,3 +292,26 @@ def test_a_tied_weight_that_does_not_fit_is_refused() -> None:
         head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
     with pytest.raises(ValueError, match=r"must have \(6, 4\)"):
         head.memorize(torch.randn(1, 4), torch.tensor([5]))
+
+
+class Shrinking(torch.optim.SGD):
+    """Does more after the step of its parent, whose hooks run within."""
+
+    def step(self, closure: object = None) -> None:
+        super().step()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(0.5)
+
+
+def test_the_write_comes_after_the_whole_step_of_a_subclass() -> None:
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # from now on SGD.step itself runs hooks
+    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    optimizer = Shrinking(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    h = torch.randn(1, 4)
+    head.loss(h, torch.tensor([3])).backward()
+    optimizer.step()
+    assert torch.equal(head.weight[3], h[0])
+    assert int(head.counts[3]) == 1

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 
-_CHECKPOINT_MODULE = "torch.distributed.checkpoint.state_dict"
-
-
 class Attachment:
     """What ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
 
@@ -100,7 +97,7 @@ class Attachment:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         head = self._head()
-        if head is None or _is_checkpoint_dummy_step():
+        if head is None or not _ends_a_real_step(optimizer):
             return
         if self._weight_replaced(head):
             raise RuntimeError(
@@ -193,11 +190,19 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
             )
 
 
-def _is_checkpoint_dummy_step() -> bool:
-    """torch.distributed.checkpoint makes one step of zero gradients to create the optimizer's state."""
+def _ends_a_real_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step that just ended is neither a dummy nor a part of a larger one; seen from who called it.
+
+    torch.distributed.checkpoint makes a step of zero gradients to create the optimizer's state, perhaps on one rank
+    only. And a ``step`` that calls ``super().step()`` may run the hooks within, with more to do after them.
+    """
+    steps = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "_init_optim_state" and frame.f_globals.get("__name__") == _CHECKPOINT_MODULE:
-            return True
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
+        if name == "_init_optim_state" and module == "torch.distributed.checkpoint.state_dict":
+            return False
+        if name == "wrapper" and module == "torch.optim.optimizer":
+            steps += frame.f_locals.get("args", (None,))[0] is optimizer
         frame = frame.f_back
-    return False
+    return steps <= 1
