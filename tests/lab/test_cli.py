@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_mistake_ends_in_one_clear_line(
 
 def test_a_learning_rate_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL, "--quiet", "--learning-rate", "1e30", "--runs", tmp_path) == 1
-    assert "lower the learning rate" in error_line(capsys)
+    assert "start a new run with a lower learning rate" in error_line(capsys)
 
 
 def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,20 +168,32 @@ def test_without_matplotlib_nothing_is_started(
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_numpy_the_error_says_what_to_install() -> None:
-    script = (
-        "import sys; sys.modules['numpy'] = None; from hebbian_softmax.lab.cli import main; sys.exit(main(['report']))"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'\n"
+def test_without_numpy_only_what_needs_it_fails_and_says_so(tmp_path: Path) -> None:
+    script = "import sys; sys.modules['numpy'] = None; from hebbian_softmax.lab.cli import main; sys.exit(main())"
+
+    def without_numpy(*arguments: str | Path) -> tuple[int, str, str]:
+        command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+        return done.returncode, done.stdout, done.stderr
+
+    needed = "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'\n"
+    assert without_numpy(*SMALL, "--runs", tmp_path / "runs") == (1, "", needed)
+    assert not (tmp_path / "runs").exists()
+    assert without_numpy("--version") == (0, f"hebbian-softmax {__version__}\n", "")
+    code, _, message = without_numpy("report", tmp_path)
+    assert (code, message) == (1, f"hebbian: error: {tmp_path} is not a run folder: it has no config.json\n")
 
 
 def test_report_of_one_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (finished / "page.html").unlink()
     assert call("report", finished, "--markdown") == 0
     assert "| all classes | 20 |" in capsys.readouterr().out
+    assert call("report", finished, "--json") == 0
+    assert not (finished / "page.html").exists()  # who prints tables did not ask for a page
+    assert call("report", finished) == 0
     assert (finished / "page.html").exists()
+    assert call("report", finished, "--markdown", "--output", finished / "other.html") == 0
+    (finished / "other.html").unlink()
 
 
 def test_report_as_json(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +256,9 @@ def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
     assert checkpoint is not None
     assert 0 < checkpoint["step"] < 300
     assert f"stopped at step {checkpoint['step']}" in told
-    assert hint == f"  hebbian compare longtail --resume {run}"
+    words = shlex.split(hint)
+    assert words[1:] == ["-m", "hebbian_softmax.lab.cli", "compare", "longtail", "--resume", str(run)]
+    assert os.path.samefile(words[0], sys.executable)
 
     assert call("compare", "longtail", "--resume", "--quiet", "--runs", tmp_path) == 0
     assert numbers(run) == numbers(through)

@@ -96,3 +96,12 @@ def test_a_lock_keeps_another_holder_out_until_it_is_free(tmp_path: Path) -> Non
         assert not second
     with locked(tmp_path, wait=True) as again:
         assert again
+
+
+@pytest.mark.parametrize("name", [".", "", "/", "..", "folder"])
+def test_a_folder_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(LabError, match="it is a folder; name a file"):
+        write_atomic(Path(name), b"x")
+    assert names(tmp_path) == {"folder"}

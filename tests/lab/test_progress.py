@@ -1,6 +1,7 @@
 """What people see while they wait."""
 
 import io
+import sys
 
 import pytest
 
@@ -112,6 +113,34 @@ def test_an_error_still_ends_the_line(clock: Clock) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert stream.getvalue().endswith("\n")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), OSError(28, "full"), ValueError("closed")])
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_stream_that_fails_ends_the_progress_and_not_the_work(
+    clock: Clock, error: Exception, kind: type[io.StringIO]
+) -> None:
+    class Failing(kind):  # type: ignore[misc, valid-type]
+        writes = 0
+
+        def write(self, text: str) -> int:
+            Failing.writes += 1
+            raise error
+
+    run(Failing(), clock, steps=300, seconds=1)
+    assert Failing.writes == 1
+
+
+def test_no_stream_at_all_is_quiet(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress("demo", total=2) as progress:
+        clock.now += 20
+        progress.update(1)
+        progress.note("text")
+    closed = io.StringIO()
+    closed.close()
+    with Progress("demo", total=2, stream=closed) as progress:
+        progress.note("text")
 
 
 @pytest.mark.parametrize(

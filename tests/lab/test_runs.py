@@ -62,6 +62,38 @@ def test_a_damaged_config_is_named(run: Run) -> None:
         open_run(run.path)
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '"text"', "[" * 100_000])
+def test_a_config_or_result_that_is_no_object_is_named(run: Run, content: str) -> None:
+    (run.path / "result.json").write_text(content)
+    with pytest.raises(LabError, match=r"result\.json cannot be read"):
+        run.result()
+    (run.path / "config.json").write_text(content)
+    with pytest.raises(LabError, match=r"config\.json cannot be read"):
+        open_run(run.path)
+
+
+@pytest.mark.parametrize("name", ["command", "settings", "versions", "hardware", "started"])
+@pytest.mark.parametrize("value", [None, 7, [], "nonsense"])
+def test_a_config_without_what_a_run_needs_is_named(run: Run, name: str, value: object) -> None:
+    if (name, value) == ("command", "nonsense"):
+        return
+    (run.path / "config.json").write_text(to_json({**run.config, name: value}))
+    with pytest.raises(LabError, match=r"config\.json is not the config of a run"):
+        open_run(run.path)
+
+
+def test_a_name_too_long_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"cannot be read .*too long"):
+        open_run(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("line", ["[]", "7", '{"loss": 1}', '{"step": "2"}', '{"step": null}'])
+def test_a_line_of_the_log_that_is_no_record_is_named(run: Run, line: str) -> None:
+    (run.path / "log.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(LabError, match="line 2"):
+        run.records()
+
+
 def test_the_log_gives_back_its_records(run: Run) -> None:
     assert run.records() == []
     run.log({"step": 1, "loss": 0.5})
@@ -166,6 +198,25 @@ def test_the_newest_unfinished_run_of_the_command_is_found(tmp_path: Path) -> No
     assert last_unfinished(tmp_path, "compare a").path == made[1].path
     with pytest.raises(LabError, match="no unfinished run"):
         last_unfinished(tmp_path / "missing", "compare a")
+
+
+def test_what_cannot_be_resumed_does_not_hide_what_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, held = (create_run(tmp_path, name, "compare a", {}) for name in ("good", "held"))
+    for number, content in enumerate(("[]", "{", "{}", to_json({**good.config, "started": "x"}))):
+        (tmp_path / f"zz{number}").mkdir()
+        (tmp_path / f"zz{number}" / "config.json").write_text(content)
+    with held.held():
+        assert last_unfinished(tmp_path, "compare a").path == good.path
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 5
+    assert all(note.startswith("note: skipped: ") for note in notes)
+
+
+def test_of_two_runs_of_the_same_second_the_later_name_is_the_newest(tmp_path: Path) -> None:
+    made = [create_run(tmp_path, name, "compare a", {}) for name in ("b", "c", "a")]
+    for run in made:
+        (run.path / "config.json").write_text(to_json({**run.config, "started": made[0].config["started"]}))
+    assert last_unfinished(tmp_path, "compare a").path == made[1].path
 
 
 def test_other_settings_are_refused_by_name(run: Run) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hebbian_softmax.lab.settings import add_options, given_options, integer, number, setting
+from hebbian_softmax.lab.settings import add_options, as_options, from_values, given_options, integer, number, setting
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,25 @@ def test_a_bad_value_is_refused_with_what_is_allowed(
         parser.parse_args(options)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_per_cent_sign_in_a_help_text_is_shown() -> None:
+    @dataclass(frozen=True)
+    class Share:
+        share: float = setting(5.0, "in %d of 100 %", number(0))
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Share)
+    shown = " ".join(parser.format_help().split())
+    assert "--share NUMBER in %d of 100 % (default: 5.0)" in shown
+
+
+def test_settings_come_back_from_their_values_and_options(parser: argparse.ArgumentParser) -> None:
+    settings = Settings(steps=7, learning_rate=0.25)
+    assert from_values(Settings, vars(settings)) == settings
+    assert as_options(settings) == ["--steps", "7", "--learning-rate", "0.25"]
+    assert given_options(parser.parse_args(as_options(settings)), Settings) == {"steps": 7, "learning_rate": 0.25}
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        from_values(Settings, {**vars(settings), "steps": True})
+    with pytest.raises(ValueError, match="other settings: gamma, limit"):
+        from_values(Settings, {"steps": 7, "learning_rate": 0.25, "limit": 3})

@@ -1,5 +1,6 @@
 """The training loop: what it logs, when it saves, and that a stopped run ends in the same bits."""
 
+import math
 import os
 import random
 import signal
@@ -217,7 +218,8 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, eval
     assert all(record["loss"] is not None for record in run.records())
 
 
-def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run) -> None:
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run, value: float) -> None:
     """The loss of that step is still finite; only the weights after it are not."""
 
     class Exploding(Toy):
@@ -225,10 +227,10 @@ def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run) -> None:
             losses = super().train_step()
             if self.steps_taken == 8:
                 with torch.no_grad():
-                    self.model[0].weight[0, 0] = float("nan")
+                    self.model[0].weight[0, 0] = value
             return losses
 
-    with pytest.raises(LabError, match=r"state became nan at or before step 8: .*checkpoint of step 7 is kept"):
+    with pytest.raises(LabError, match=rf"state became {value} at or before step 8: .*checkpoint of step 7 is kept"):
         train(Exploding(), run, steps=20, evaluate_every=100, checkpoint_seconds=0, quiet=True)
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
@@ -242,6 +244,32 @@ def test_a_checkpoint_of_another_model_is_one_clear_line(run: Run) -> None:
     with pytest.raises(LabError, match="does not fit") as caught:
         train(other, run, steps=4, evaluate_every=2, quiet=True)
     assert "\n" not in str(caught.value)
+
+
+def test_the_reason_why_a_checkpoint_does_not_fit_is_kept(run: Run) -> None:
+    train(Toy(), run, steps=2, evaluate_every=2, quiet=True)
+    other = Toy()
+    other.model[0] = torch.nn.Linear(4, 9)
+    with pytest.raises(LabError, match=r"size mismatch for 0\.weight") as caught:
+        train(other, run, steps=4, evaluate_every=2, quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_that_are_gone_are_noted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Toy(), run, steps=6, evaluate_every=2, quiet=True)
+    lines = (run.path / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run.path / "log.jsonl").write_bytes(lines[0])
+    train(Toy(), run, steps=8, evaluate_every=2)
+    assert "the log lacks the records of 2 steps from 4 to 6" in capsys.readouterr().err
+    assert [record["step"] for record in run.records()] == [2, 8]
+    train(Toy(), run, steps=8, evaluate_every=8)
+    assert "lacks" not in capsys.readouterr().err
+
+
+def test_a_finished_run_whose_log_is_gone_still_has_its_seconds(run: Run) -> None:
+    seconds = train(Toy(), run, steps=4, evaluate_every=2, quiet=True)
+    (run.path / "log.jsonl").unlink()
+    assert train(Toy(), run, steps=4, evaluate_every=2, quiet=True) == seconds > 0
 
 
 def test_all_random_generators_come_back() -> None:
@@ -268,3 +296,10 @@ def test_means_continue_from_their_state() -> None:
             half.load_state_dict(state)
     assert half.read() == whole.read()
     assert whole.read()["loss"] == pytest.approx(values.mean().item())
+
+
+def test_each_mean_is_over_the_steps_that_named_it() -> None:
+    means = RunningMeans()
+    means.add({"often": torch.tensor(1.0), "once": torch.tensor(6.0)})
+    means.add({"often": torch.tensor(3.0)})
+    assert means.read() == {"often": 2.0, "once": 6.0}

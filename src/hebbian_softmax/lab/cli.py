@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
-import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from hebbian_softmax import __version__
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.console import drop_output, open_missing_streams, say
+from hebbian_softmax.lab.errors import LabError, Terminated
 
 EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` adds
 
@@ -21,9 +25,24 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the value is the exit code. Errors a user can act on are one line, not a traceback."""
+    open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks γ shows a question mark
+    try:
+        with terminable():
+            return run_command(argv)
+    except KeyboardInterrupt:
+        say("hebbian: stopped")
+        return 128 + signal.SIGINT
+    except Terminated:
+        say("hebbian: stopped")
+        return 128 + signal.SIGTERM
+    finally:
+        drop_output()
+
+
+def run_command(argv: Sequence[str] | None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.execute(arguments)
@@ -35,16 +54,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in EXTRAS:
             raise
         return fail(f"this command needs {error.name}: pip install 'hebbian-softmax[lab]'")
-    except KeyboardInterrupt:
-        print("hebbian: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone (`hebbian … | head`): nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        # The reader of our output has gone (`hebbian … | head`). Output comes after all work is done and saved, and
+        # progress does not raise this, so nothing is wrong.
         return 0
+    except OSError as error:
+        return fail(f"{error.filename or 'reading or writing failed'}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt, unless the caller handles or ignores it."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def fail(message: str) -> int:
-    print(f"hebbian: error: {message}", file=sys.stderr)
+    say(f"hebbian: error: {message}")
     return 1
 
 
@@ -67,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         for recipe in RECIPES:
             if recipe.verb == verb:
                 command = names.add_parser(
-                    recipe.name, help=recipe.help, description=recipe.description, allow_abbrev=False
+                    recipe.name, help=recipe.help.replace("%", "%%"), description=recipe.description, allow_abbrev=False
                 )
                 recipe.add_options(command)
                 command.set_defaults(execute=recipe.execute)
@@ -84,7 +121,8 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--output",
         metavar="FILE",
         type=Path,
-        help="the page (default: page.html in the run folder, or report.html here for several runs)",
+        help="the page (default: page.html in the run folder, or report.html here for several runs; "
+        "none with --markdown or --json)",
     )
     form = command.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
@@ -94,18 +132,21 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def report(arguments: argparse.Namespace) -> int:
     """`hebbian report RUN...`"""
-    from hebbian_softmax.lab.report.page import write_page
+    from hebbian_softmax.lab.report.page import refresh_page, write_page
     from hebbian_softmax.lab.report.result import load_result
     from hebbian_softmax.lab.report.tables import as_markdown, as_text
     from hebbian_softmax.lab.runs import open_run, to_json
 
     runs = [open_run(path) for path in arguments.runs]
-    single = runs[0].path / "page.html" if len(runs) == 1 else Path("report.html")
-    output = arguments.output or single
-    write_page(runs, output)
-    print(f"Page: {output}", file=sys.stderr)
-    for run in runs:
-        result = load_result(run)
+    results = [load_result(run) for run in runs]
+    if arguments.output is None and len(runs) == 1 and not (arguments.json or arguments.markdown):
+        if refresh_page(runs[0]):
+            say(f"Page: {runs[0].path / 'page.html'}")
+    elif arguments.output is not None or not (arguments.json or arguments.markdown):
+        output = Path("report.html") if arguments.output is None else arguments.output
+        write_page(runs, output)
+        say(f"Page: {output}")
+    for run, result in zip(runs, results, strict=True):
         if arguments.json:
             metrics = result.metrics if result else None
             print(to_json({"run": run.path.name, **run.config, "metrics": metrics, "log": run.records()}))

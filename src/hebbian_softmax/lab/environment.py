@@ -1,5 +1,6 @@
 """What a result was measured with: versions and hardware, as plain values for JSON."""
 
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -18,6 +19,11 @@ def versions() -> dict[str, str]:
     }
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
+    for name in ("numpy", "matplotlib"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return found
 
 

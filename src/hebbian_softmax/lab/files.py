@@ -23,8 +23,10 @@ def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> 
     The data reach the disk before the name does, so this also holds over a power cut. If writing fails, the
     old file stays and nothing else is left; a killed process leaves a file that `remove_temporary` finds.
     """
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
+        if path.is_dir():
+            raise LabError(f"cannot write {path}: it is a folder; name a file")
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
         try:
             with open(temporary, "wb") as file:
                 file.write(content) if isinstance(content, bytes) else content(file)

@@ -22,6 +22,7 @@ class Progress:
     longtail: 2/2 steps, loss 0.25
 
     `start` is the work that earlier processes did: it counts as done, not as speed. `total=None` means unknown.
+    A stream that is closed or whose reader has gone ends the progress, not the work.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Progress:
     ) -> None:
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
         self.stream = sys.stderr if stream is None else stream
-        self.live = self.stream.isatty()
+        self.live = self._is_terminal()
         self.done = start
         self.metrics: Mapping[str, float] = {}
         now = time.monotonic()
@@ -65,8 +66,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a line of its own, now."""
         self._write(f"{self.label}: {text}")
-        if self.live and not self.quiet:
-            print(file=self.stream, flush=True)
+        self._end_line()
 
     def __enter__(self) -> "Progress":
         return self
@@ -76,8 +76,7 @@ class Progress:
     ) -> None:
         """Leave the last state as a plain line."""
         self._write(self._line(None))
-        if self.live and not self.quiet:
-            print(file=self.stream, flush=True)
+        self._end_line()
 
     def _rate(self) -> float | None:
         (first, before), (last, after) = self._samples[0], self._samples[-1]
@@ -97,15 +96,32 @@ class Progress:
         return f"{self.label}: {', '.join(parts)}"
 
     def _write(self, line: str) -> None:
-        if self.quiet:
-            return
         if self.live:
             # A line that wraps could not be redrawn, so it is cut to the terminal's width.
             line = line[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{line:<{self._width}}", end="", file=self.stream, flush=True)
+            self._print(f"\r{line:<{self._width}}", end="")
             self._width = len(line)
         else:
-            print(line, file=self.stream, flush=True)
+            self._print(line)
+
+    def _end_line(self) -> None:
+        if self.live:
+            self._print("")
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        if self.quiet:
+            return
+        try:
+            print(text, end=end, file=self.stream, flush=True)
+        except (OSError, ValueError):  # the reader has gone, the disk is full, the stream is closed
+            self.quiet = True
+
+    def _is_terminal(self) -> bool:
+        try:
+            return self.stream.isatty()
+        except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
+            self.quiet = True
+            return False
 
 
 def format_seconds(seconds: float) -> str:

@@ -9,6 +9,7 @@ page.html       all of it on one page
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -21,10 +22,12 @@ from typing import IO, Any
 import torch
 
 from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.files import cannot_write, locked, remove_temporary, write_atomic
 
 FORMAT = 1
+CONFIG = {"command": str, "settings": dict, "versions": dict, "hardware": dict, "started": str}  # what a run needs
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Run:
                 before = file.tell()
                 try:
                     if file.write(line) != len(line):
-                        raise OSError(28, "No space left on device")
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
                 except OSError:
                     os.truncate(path, before)
@@ -102,10 +105,11 @@ class Run:
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict):
+                raise TypeError(f"a {type(state).__name__} where a dict is expected")
         except Exception as error:  # damaged bytes end in many types of error inside torch and pickle
-            reason = str(error).partition("\n")[0]
             raise LabError(
-                f"{path} cannot be read ({reason}): delete it and resume again to start this run over"
+                f"{path} cannot be read ({reason(error)}): delete it and resume again to start this run over"
             ) from error
         return state
 
@@ -120,12 +124,18 @@ class Run:
 
     def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         path = self.path / "log.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        try:
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        except OSError as error:
+            raise LabError(f"{path} cannot be read ({reason(error)})") from error
         for number, line in enumerate(lines, start=1):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("unfinished line")
-                yield line, json.loads(line)
+                record = json.loads(line)
+                if not isinstance(record, dict) or type(record.get("step")) is not int:
+                    raise ValueError("not a record with a step")
+                yield line, record
             except ValueError as error:
                 if number == len(lines):
                     return
@@ -154,25 +164,43 @@ def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any
 
 def open_run(path: Path) -> Run:
     """An existing run folder, finished or not."""
-    if not (path / "config.json").is_file():
-        raise LabError(f"{path} is not a run folder: it has no config.json")
+    try:
+        if not (path / "config.json").is_file():
+            raise LabError(f"{path} is not a run folder: it has no config.json")
+    except OSError as error:  # no permission, a name too long
+        raise LabError(f"{path} cannot be read ({reason(error)})") from error
     config = _read_json(path / "config.json")
     if config.get("format") != FORMAT:
         raise LabError(
             f"{path} has run format {config.get('format')!r}, this version reads {FORMAT}: "
             "use the version of hebbian-softmax that wrote it"
         )
+    try:
+        for name, kind in CONFIG.items():
+            if not isinstance(config.get(name), kind):
+                raise ValueError(f"{name!r} is missing or of another type")
+        datetime.fromisoformat(config["started"])
+    except ValueError as error:
+        raise LabError(f"{path / 'config.json'} is not the config of a run ({error})") from error
     return Run(path, config)
 
 
 def last_unfinished(folder: Path, command: str) -> Run:
-    """The newest run of `command` under `folder` that has no result yet."""
-    configs = sorted(folder.glob("*/config.json")) if folder.is_dir() else []
-    runs = [open_run(path.parent) for path in configs]
-    unfinished = [run for run in runs if run.command == command and not (run.path / "result.json").exists()]
+    """The newest run of `command` under `folder` without a result. What is damaged or in use is skipped with a note."""
+    unfinished = []
+    for path in sorted(folder.glob("*/config.json")) if folder.is_dir() else ():
+        try:
+            run = open_run(path.parent)
+            if run.command == command and not (run.path / "result.json").exists():
+                with run.held():
+                    unfinished.append(run)
+        except (LabError, OSError) as error:
+            say(f"note: skipped: {error}")
     if not unfinished:
-        raise LabError(f"{folder} has no unfinished run of 'hebbian {command}': start one without --resume")
-    return max(unfinished, key=lambda run: datetime.fromisoformat(run.config["started"]))
+        raise LabError(
+            f"{folder} has no unfinished run of 'hebbian {command}' to go on with: start one without --resume"
+        )
+    return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))
 
 
 def check_same(run: Run, command: str, given: Mapping[str, Any]) -> None:
@@ -222,6 +250,8 @@ def _new_folder(parent: Path, name: str) -> Path:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise LabError(f"{path} cannot be read ({error})") from error
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)})") from error
     return value

@@ -12,8 +12,10 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+METAVARS = {int: "N", float: "NUMBER"}
 
 
 def setting(default: Any, help: str, parse: Callable[[str], Any]) -> Any:
@@ -27,8 +29,8 @@ def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=field.metadata["parse"],
-            metavar="X",
-            help=f"{field.metadata['help']} (default: {field.default})",
+            metavar=METAVARS.get(type(field.default), "TEXT"),
+            help=f"{field.metadata['help']} (default: {field.default})".replace("%", "%%"),
         )
 
 
@@ -36,6 +38,28 @@ def given_options(arguments: argparse.Namespace, settings: type) -> dict[str, An
     """The settings named on the command line; the rest keep their defaults, or a resumed run's values."""
     values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def from_values(settings: type, values: Mapping[str, Any]) -> Any:
+    """Settings from a file's values, under the same rules as from the command line; ValueError says what is wrong."""
+    if (names := {field.name for field in dataclasses.fields(settings)}) != set(values):
+        raise ValueError(f"other settings: {', '.join(sorted(names ^ set(values)))}")
+    parsed = {}
+    for field in dataclasses.fields(settings):
+        try:
+            parsed[field.name] = field.metadata["parse"](str(values[field.name]))
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{field.name} {error}") from error
+    return settings(**parsed)
+
+
+def as_options(settings: Any) -> list[str]:
+    """The words of the command line that give these settings: those that are not at their defaults."""
+    words = []
+    for field in dataclasses.fields(settings):
+        if (value := getattr(settings, field.name)) != field.default:
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return words
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:

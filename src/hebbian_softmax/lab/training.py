@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.progress import Progress
 from hebbian_softmax.lab.runs import Run
 
@@ -57,8 +56,8 @@ def train(
     checkpoint_seconds: float = 60.0,
     label: str = "training",
     quiet: bool = False,
-) -> None:
-    """Train `task` up to step `steps`, from the run's checkpoint if it has one.
+) -> float:
+    """Train `task` up to step `steps`, from the run's checkpoint if it has one; the value is the seconds it took.
 
     A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
     Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A loss that is not finite raises and leaves
@@ -72,6 +71,8 @@ def train(
     metrics: Mapping[str, float] = {}
 
     with catch_signals() as received, Progress(label, total=steps, start=step, quiet=quiet) as progress:
+        if lost := missing_records(run, step, steps, evaluate_every):
+            progress.note(f"the log lacks the records of {lost}; they do not come back")
         while step < steps:
             losses.add(task.train_step())
             step += 1
@@ -86,13 +87,14 @@ def train(
                 finite(losses, step, saved_step)
                 checkpoint = {
                     "step": step,
-                    "seconds": time.monotonic() - clock,
+                    "seconds": (seconds := time.monotonic() - clock),
                     "losses": losses.state_dict(),
                     "task": task.state_dict(),
                     "random": random_states(),
                 }
-                if has_nan(checkpoint["task"]):  # a finite loss can still have had a gradient that is not
-                    raise diverged("the task's state", math.nan, step, saved_step)
+                # A finite loss can still have had a gradient that is not.
+                if (value := first_nonfinite(checkpoint["task"])) is not None:
+                    raise diverged("the task's state", value, step, saved_step)
                 run.save_checkpoint(checkpoint)
                 saved_step, saved_at = step, time.monotonic()
 
@@ -102,6 +104,7 @@ def train(
             if progress.due():  # reading the losses waits for the device, so not every step
                 progress.update(step, {**metrics, **finite(losses, step, saved_step)})
         progress.update(steps, metrics)
+    return seconds
 
 
 def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
@@ -114,12 +117,20 @@ def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
         task.load_state_dict(checkpoint["task"])
         set_random_states(checkpoint["random"])
         return checkpoint["step"], checkpoint["seconds"], losses
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LabError(
-            f"the checkpoint of {run.path} does not fit ({reason}): "
+            f"the checkpoint of {run.path} does not fit ({reason(error)}): "
             "go on with the version of hebbian-softmax that wrote it, or delete checkpoint.pt to start over"
         ) from error
+
+
+def missing_records(run: Run, step: int, steps: int, evaluate_every: int) -> str:
+    """The steps up to `step` that have no record in the log, in words; empty when all have one."""
+    expected = {*range(evaluate_every, step + 1, evaluate_every), *([step] if step == steps else ())}
+    lost = sorted(expected - {record["step"] for record in run.records()})
+    if len(lost) <= 1:
+        return "".join(f"step {number}" for number in lost)
+    return f"{len(lost)} steps from {lost[0]} to {lost[-1]}"
 
 
 def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, float]:
@@ -133,48 +144,55 @@ def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, floa
 
 def diverged(name: str, value: float, step: int, saved_step: int) -> LabError:
     kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
-    return LabError(f"{name} became {value} at or before step {step}: lower the learning rate ({kept})")
+    return LabError(
+        f"{name} became {value} at or before step {step}: start a new run with a lower learning rate, "
+        f"as this one keeps the rate it was started with ({kept})"
+    )
 
 
-def has_nan(state: Any) -> bool:
-    """Whether any tensor in nested dicts and lists holds a nan."""
-    if isinstance(state, Tensor):
-        return state.is_floating_point() and bool(state.isnan().any())
+def first_nonfinite(state: Any) -> float | None:
+    """The first nan or infinity in the tensors of nested dicts and lists, None where there is none."""
+    if isinstance(state, Tensor) and state.is_floating_point():
+        finite = state.isfinite()
+        return None if finite.all() else float(state[~finite][0])
     if isinstance(state, Mapping):
-        return any(map(has_nan, state.values()))
-    return isinstance(state, list | tuple) and any(map(has_nan, state))
+        state = list(state.values())
+    found = map(first_nonfinite, state if isinstance(state, list | tuple) else ())
+    return next((value for value in found if value is not None), None)
 
 
 class RunningMeans:
-    """Means of scalars over steps, summed where the scalars are so that adding never waits for the device.
+    """Means of scalars over the steps that named them, summed where the scalars are: adding never waits for the device.
 
     One value that is not finite makes its mean not finite.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             value = value.detach().float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def read(self) -> dict[str, float]:
-        return {name: total.item() / self.count for name, total in self.sums.items()}
+        return {name: total.item() / self.counts[name] for name, total in self.sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "sums": {name: total.item() for name, total in self.sums.items()}}
+        return {"counts": dict(self.counts), "sums": {name: total.item() for name, total in self.sums.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = state["count"]
+        self.counts = dict(state["counts"])
         # CPU scalars mix with the device's in `add`, and float32 passes through a Python float unchanged.
         self.sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
 
 
 def random_states() -> dict[str, Any]:
     """The states of all global random generators, as types that a safe `torch.load` reads."""
+    import numpy as np  # here, so that help and reports do without it
+
     numpy_state = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
     return {
@@ -187,6 +205,8 @@ def random_states() -> dict[str, Any]:
 
 def set_random_states(states: Mapping[str, Any]) -> None:
     """Put back what `random_states` gave. GPU states are left alone on a machine with other GPUs."""
+    import numpy as np
+
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])

@@ -2,9 +2,20 @@
 
 import copy
 
+import pytest
 import torch
 
-from hebbian_softmax.lab.recipes.longtail import NAMES, Comparison, Settings, compare, draw, summarize, tabulate
+from hebbian_softmax.lab.recipes import longtail as module
+from hebbian_softmax.lab.recipes.longtail import (
+    NAMES,
+    Comparison,
+    Settings,
+    compare,
+    draw,
+    suggest,
+    summarize,
+    tabulate,
+)
 
 SMALL = Settings(classes=40, steps=20)
 
@@ -111,6 +122,41 @@ def test_few_classes_have_no_frequent_bucket_and_still_a_summary() -> None:
     outcomes = compare(counts, accuracies)
     assert "seen 100 times and more" not in outcomes
     assert "Classes seen 20 to 99 times: Hebbian 0.0 %" in summarize(outcomes, SMALL)
+
+
+def test_predictions_are_made_in_parts_and_leave_the_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = Comparison(SMALL)
+    contender, inputs = comparison.contenders["hebbian"], comparison.data.test_inputs
+    whole = contender.head(contender.network(inputs)).argmax(dim=1)
+    sizes, modes = [], []
+
+    def watch(head: torch.nn.Module, _: object, logits: torch.Tensor) -> None:
+        sizes.append(len(logits))
+        modes.append(head.training)
+
+    contender.head.register_forward_hook(watch)
+    contender.network.eval()
+    monkeypatch.setattr(module, "LOGITS", 40 * 150)
+    assert torch.equal(contender.predict(inputs), whole)
+    assert sizes == [150, 150, 100]
+    assert not any(modes)
+    assert contender.head.training
+    assert not contender.network.training
+
+
+def test_suggestions_keep_what_they_do_not_vary() -> None:
+    commands = [step.partition("  # ")[0] for step in suggest(Settings(classes=40, seed=2**32 - 1, gamma=0.3))]
+    assert commands == [
+        "hebbian compare longtail --classes 40 --gamma 0.3",
+        "hebbian compare longtail --steps 4500 --classes 40 --gamma 0.3 --seed 4294967295",
+        "hebbian compare longtail --classes 40 --gamma 0.3 --limit 100 --seed 4294967295",
+    ]
+    assert len(suggest(Settings(gamma=0.3, limit=100))) == 2  # what was just run is not suggested
+
+
+def test_draws_what_there_is() -> None:
+    assert draw([]).startswith(b"\x89PNG")
+    assert draw([{"step": 1, "plain_accuracy": None}, {"step": 2, "plain_accuracy": 0.5}]).startswith(b"\x89PNG")
 
 
 def test_draws_from_the_log() -> None:

@@ -49,6 +49,11 @@ def test_a_single_point_and_many_lines_draw() -> None:
     assert line_figure([Panel("p", [Line("a", [1], [2])] * 9)], x_label="x", y_label="y")
 
 
+def test_points_that_are_not_finite_are_left_out(drawn: list[Any]) -> None:
+    line_figure([Panel("p", [Line("a", [1, 2, 3], [1, float("nan"), 3])])], x_label="x", y_label="y")
+    assert list(drawn[0].axes[0].lines[0].get_xdata()) == [1, 3]
+
+
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(LabError, match=r"pip install 'hebbian-softmax\[lab\]'"):

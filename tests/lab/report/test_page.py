@@ -74,6 +74,36 @@ def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
         load_result(run)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"title": 7},
+        {"summary": None},
+        {"next_steps": "text"},
+        {"next_steps": [7]},
+        {"metrics": []},
+        {"tables": [7]},
+        {"tables": [{"title": "t", "columns": [1], "rows": []}]},
+        {"tables": [{"title": "t", "columns": ["a"], "rows": [[{}]]}]},
+        {"figures": [{"file": "../secret.png", "caption": "c"}]},
+        {"figures": [{"file": 1, "caption": "c"}]},
+    ],
+)
+def test_a_result_that_no_page_could_show_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    run = finished(tmp_path)
+    content = run.result()
+    assert content is not None
+    run.save_result({**content, **change})
+    with pytest.raises(LabError, match=r"result\.json is not a result"):
+        load_result(run)
+
+
+def test_wide_tables_scroll_by_themselves(tmp_path: Path) -> None:
+    page = render_page([finished(tmp_path)])
+    assert page.count('<div class="wide"><table>') == page.count("<table>") > 0
+    assert ".wide { overflow-x: auto; }" in page
+
+
 def test_one_run_shows_everything(tmp_path: Path) -> None:
     run = finished(tmp_path)
     write_page([run], tmp_path / "page.html")

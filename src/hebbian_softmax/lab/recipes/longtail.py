@@ -4,7 +4,7 @@ Both start from the same weights and see the same batches in the same order. The
 and a balanced test set, so most of the test is about classes that an epoch shows a handful of times.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 from hebbian_softmax.lab.runs import Run
 from hebbian_softmax.lab.seeds import derive_seed
-from hebbian_softmax.lab.settings import integer, number, setting
+from hebbian_softmax.lab.settings import as_options, integer, number, setting
 from hebbian_softmax.lab.training import train
 
 HIDDEN, FEATURES, BATCH = 256, 128, 128
+LOGITS = 1 << 24  # that an evaluation holds at a time, 64 MiB of them
 EVALUATIONS = 25  # points on the curves
 RARE = 10  # classes with fewer training examples than this are called rare
 BUCKETS = ((RARE, 20), (20, 100), (100, None))  # training examples of a class, the rare ones aside
@@ -72,8 +73,17 @@ class Contender:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.network(inputs))
-        return logits.argmax(dim=1)
+        """The likeliest classes, a part of the examples at a time: all logits at once could be terabytes."""
+        modules = [module for part in (self.network, self.head) for module in part.modules()]
+        modes = [module.training for module in modules]
+        self.network.eval()
+        self.head.eval()
+        try:
+            parts = inputs.split(max(1, LOGITS // self.head.out_features))
+            return torch.cat([self.head(self.network(part)).argmax(dim=1) for part in parts])
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
     def parts(self) -> dict[str, Any]:
         return {"network": self.network, "head": self.head, "optimizer": self.optimizer}
@@ -129,7 +139,7 @@ def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[s
     """Train both, then compare them."""
     comparison = Comparison(settings)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
-    train(
+    seconds = train(
         comparison,
         run,
         steps=settings.steps,
@@ -145,18 +155,28 @@ def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[s
         summary=summarize(outcomes, settings),
         metrics={
             "training_examples": len(comparison.data.train_targets),
-            "seconds": records[-1]["seconds"],
+            "seconds": seconds,
             "accuracy": outcomes,
         },
         tables=[tabulate(outcomes)],
         figures=[Figure("accuracy.png", "Test accuracy against training steps, for all classes and for rare ones.")],
-        next_steps=[
-            f"hebbian compare longtail --seed {settings.seed + 1}",
-            f"hebbian compare longtail --steps {settings.steps * 3}   (does the difference last?)",
-            "hebbian compare longtail --gamma 0.3 --limit 100   (stronger, longer memorising)",
-        ],
+        next_steps=suggest(settings),
     )
     return result, {"accuracy.png": draw(records)}
+
+
+def suggest(settings: Settings) -> list[str]:
+    """Commands worth trying next; what they do not vary stays as it was in this run."""
+    variations = [
+        (replace(settings, seed=(settings.seed + 1) % 2**32), "another task, other first weights"),
+        (replace(settings, steps=min(settings.steps * 3, 2**31 - 1)), "does the difference last?"),
+        (replace(settings, gamma=0.3, limit=100), "stronger, longer memorising"),
+    ]
+    return [
+        f"{' '.join(['hebbian compare longtail', *as_options(varied)])}  # {remark}"
+        for varied, remark in variations
+        if varied != settings
+    ]
 
 
 def compare(counts: Tensor, accuracies: dict[str, Tensor]) -> dict[str, dict[str, float]]:
@@ -220,10 +240,11 @@ def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
 
 def draw(records: list[dict[str, Any]]) -> bytes:
     """Accuracy against steps."""
-    steps = [record["step"] for record in records]
 
     def line(name: str, key: str) -> Line:
-        return Line(NAMES[name], steps, [100 * record[f"{name}_{key}"] for record in records])
+        points = [(record["step"], record.get(f"{name}_{key}")) for record in records]
+        known = [(step, 100 * value) for step, value in points if isinstance(value, int | float)]
+        return Line(NAMES[name], [step for step, _ in known], [value for _, value in known])
 
     panels = [
         Panel("all classes", [line(name, "accuracy") for name in NAMES]),

@@ -3,21 +3,21 @@
 import argparse
 import shlex
 import signal
-import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.report.figures import require_matplotlib
-from hebbian_softmax.lab.report.page import write_page
+from hebbian_softmax.lab.console import program, say
+from hebbian_softmax.lab.errors import LabError, Terminated
+from hebbian_softmax.lab.report.figures import require_extras
+from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 from hebbian_softmax.lab.report.tables import as_text
 from hebbian_softmax.lab.runs import Run, check_same, create_run, last_unfinished, open_run, to_json
-from hebbian_softmax.lab.settings import add_options, given_options
+from hebbian_softmax.lab.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.training import Interrupted
 
 LATEST = "the newest unfinished run"
@@ -60,26 +60,31 @@ class Recipe:
 
     def execute(self, arguments: argparse.Namespace) -> int:
         """Start or resume a run, finish it, show its result."""
-        require_matplotlib()
+        require_extras()
         run, settings = self._open(arguments)
         if not arguments.quiet:
-            print(f"Run folder: {run.path}", file=sys.stderr)
+            say(f"Run folder: {run.path}")
         try:
             with run.held():
                 result = load_result(run)
                 if result is None:
                     result, images = self.carry_out(run, settings, arguments.quiet)
                     save_result(run, result, images)
-                write_page([run], run.path / "page.html")
-        except (Interrupted, KeyboardInterrupt) as stop:
-            signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
+                refresh_page(run)
+        except (Interrupted, KeyboardInterrupt, Terminated) as stop:
+            if isinstance(stop, Interrupted):
+                signum = stop.signum
+            else:
+                signum = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
-            print(f"hebbian: stopped {saved}; go on with:", file=sys.stderr)
-            print(f"  hebbian {self.command} --resume {shlex.quote(str(run.path))}", file=sys.stderr)
+            say(f"hebbian: stopped {saved}; go on with:")
+            say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
             return 128 + signum
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
-        show(run, result, file=sys.stderr if arguments.json else sys.stdout)
+            say(as_shown(run, result))
+        else:
+            print(as_shown(run, result))
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
@@ -92,22 +97,35 @@ class Recipe:
         else:
             run = open_run(Path(arguments.resume))
         check_same(run, self.command, given)
-        if set(run.settings) != {field.name for field in fields(self.settings)}:
-            raise LabError(f"{run.path} was started by another version of hebbian-softmax: go on with that one")
-        if run.config["versions"] != environment.versions():
-            print(f"note: {run.path} was started with other versions; its bits may differ", file=sys.stderr)
-        return run, self.settings(**run.settings)
+        try:
+            settings = from_values(self.settings, run.settings)
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that one"
+            ) from error
+        now = environment.versions()
+        if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
+            say(f"note: {run.path} was started with other versions; its bits may differ")
+        return run, settings
 
 
-def show(run: Run, result: Result, file: TextIO) -> None:
+def as_shown(run: Run, result: Result) -> str:
     """The result for people: tables, the sentences, where the files are, what to try."""
-    for table in result.tables:
-        print(as_text(table), end="\n\n", file=file)
-    print(textwrap.fill(result.summary, width=100), end="\n\n", file=file)
-    for figure in result.figures:
-        print(f"Figure: {run.path / figure.file}", file=file)
-    print(f"Page:   {run.path / 'page.html'}", file=file)
+    lines = [as_text(table) + "\n" for table in result.tables]
+    lines.append(textwrap.fill(result.summary, width=100) + "\n")
+    lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
+    if (run.path / "page.html").exists():
+        lines.append(f"Page:   {run.path / 'page.html'}")
     if result.next_steps:
-        print("Try next:", file=file)
-        for step in result.next_steps:
-            print(f"  {step}", file=file)
+        lines.append("Try next:")
+        lines += [f"  {as_typed(step, run)}" for step in result.next_steps]
+    return "\n".join(lines)
+
+
+def as_typed(step: str, run: Run) -> str:
+    """A suggested command as it works from here, its run beside this one."""
+    command, mark, remark = step.partition("  # ")
+    words = [program(), command.removeprefix("hebbian ")]
+    if run.path.parent != Path("runs"):
+        words.append(f"--runs {shlex.quote(str(run.path.parent))}")
+    return " ".join(words) + mark + remark

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,15 +37,16 @@ class Panel:
     lines: Sequence[Line]
 
 
-def require_matplotlib() -> None:
+def require_extras() -> None:
     """Say what is missing before hours of work, not after."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise LabError("figures need matplotlib: pip install 'hebbian-softmax[lab]'")
+    for name in ("numpy", "matplotlib"):
+        if importlib.util.find_spec(name) is None:
+            raise LabError(f"this command needs {name}: pip install 'hebbian-softmax[lab]'")
 
 
 def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes:
     """Panels side by side on one y axis, as a PNG. The labels name the units."""
-    require_matplotlib()
+    require_extras()
     from matplotlib.figure import Figure  # drawn without pyplot, so no display and no global state
     from matplotlib.ticker import MaxNLocator
 
@@ -52,15 +54,16 @@ def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         for number, line in enumerate(panel.lines):
             colour, dashes, marker = STYLES[number % len(STYLES)]
+            points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
             axes.plot(
-                line.x,
-                line.y,
+                [x for x, _ in points],
+                [y for _, y in points],
                 label=line.label,
                 color=colour,
                 linestyle=dashes,
                 marker=marker,
                 markersize=5,
-                markevery=max(1, len(line.x) // 10),
+                markevery=max(1, len(points) // 10),
                 linewidth=2,
             )
         axes.set_title(panel.title, fontsize=12)

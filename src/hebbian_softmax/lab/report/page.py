@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.files import write_atomic
 from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
@@ -16,6 +18,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; marg
 h1, h2, h3 { line-height: 1.2; }
 section + section { border-top: 1px solid #ccc; margin-top: 2.5rem; padding-top: 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; }
+.wide { overflow-x: auto; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; }
@@ -30,6 +33,16 @@ code { background: #f3f3f3; padding: .1rem .3rem; }
 def write_page(runs: Sequence[Run], path: Path) -> None:
     """Write the page of `runs` to `path`."""
     write_atomic(path, render_page(runs).encode())
+
+
+def refresh_page(run: Run) -> bool:
+    """Write the page into the run folder. All it shows is saved already, so failing is worth a note, no more."""
+    try:
+        write_page([run], run.path / "page.html")
+    except LabError as error:
+        say(f"note: no new page: {error}")
+        return False
+    return True
 
 
 def render_page(runs: Sequence[Run]) -> str:
@@ -96,10 +109,10 @@ def _table(table: Table) -> str:
     body = ["<tr>" + "".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
     return "\n".join(
         [
-            f"<table><caption>{escape(table.title)}</caption>",
+            f'<div class="wide"><table><caption>{escape(table.title)}</caption>',
             f"<thead><tr>{head}</tr></thead><tbody>",
             *body,
-            "</tbody></table>",
+            "</tbody></table></div>",
         ]
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hebbian_softmax.lab.errors import LabError
@@ -48,6 +49,24 @@ def load_result(run: Run) -> Result | None:
     try:
         tables = [Table(**table) for table in content.pop("tables")]
         figures = [Figure(**figure) for figure in content.pop("figures")]
-        return Result(tables=tables, figures=figures, **content)
+        result = Result(tables=tables, figures=figures, **content)
+        _check(result)
+        return result
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"{run.path / 'result.json'} is not a result ({error})") from error
+
+
+def _check(result: Result) -> None:
+    """Refuse values that no page could show, wherever the file came from."""
+    texts = [result.title, result.summary, *result.next_steps]
+    texts += [text for table in result.tables for text in (table.title, *table.columns)]
+    texts += [text for figure in result.figures for text in (figure.file, figure.caption)]
+    cells = [cell for table in result.tables for row in table.rows for cell in row]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a title, a sentence or a name is not text")
+    if not all(cell is None or isinstance(cell, str | int | float) for cell in cells):
+        raise TypeError("a cell of a table is neither text nor a number")
+    if not isinstance(result.metrics, Mapping) or isinstance(result.next_steps, str):
+        raise TypeError("the metrics or the next steps are of another type")
+    if any(figure.file != Path(figure.file).name for figure in result.figures):
+        raise ValueError("a figure is outside the run folder")
