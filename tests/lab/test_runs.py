@@ -21,6 +21,8 @@ def test_the_config_says_how_to_repeat_the_run(run: Run) -> None:
     assert config["command"] == "compare longtail"
     assert config["settings"] == {"gamma": 0.1, "steps": 10}
     assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["numpy"]
+    assert config["versions"]["matplotlib"]
     assert config["hardware"]["cores"] >= 1
     assert config["started"]
     assert open_run(run.path) == run

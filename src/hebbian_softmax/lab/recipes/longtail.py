@@ -256,7 +256,7 @@ def draw(records: list[dict[str, Any]]) -> bytes:
 RECIPE = Recipe(
     verb="compare",
     name="longtail",
-    help="a synthetic task with many rare classes; no download, half a minute on two cores",
+    help="a synthetic task with many rare classes; no download, about a minute",
     description=(
         "Trains the same network twice, with a plain and with a Hebbian softmax, on a synthetic task whose class "
         "frequencies follow Zipf's law, and compares their test accuracy by class frequency."
