@@ -194,13 +194,10 @@ class Pending:
             self._fold_entries()
 
     def _fold_entries(self) -> None:
-        by_gradient = {}
-        for has_gradient in {entry.has_gradient for entry in self._entries}:
-            group = [_masked(entry) for entry in self._entries if entry.has_gradient == has_gradient]
-            by_gradient[has_gradient] = self._fold(group)
-        latest = max(entry.born for entry in self._entries)
-        self._entries = [_Entry(sums, has_gradient, born=latest) for has_gradient, sums in by_gradient.items()]
-        self._fold_at = max(_FOLD_ROWS, 2 * sum(_rows(entry) for entry in self._entries))
+        last = self._entries[-1]  # whether there is a gradient is the same for all: else some had been dropped
+        sums = self._fold([_masked(entry) for entry in self._entries])
+        self._entries = [_Entry(sums, last.has_gradient, born=last.born)]
+        self._fold_at = max(_FOLD_ROWS, 2 * _rows(self._entries[0]))
 
     def _keep_where(self, alive: Tensor) -> None:
         if alive.device.type == "cpu":
