@@ -173,13 +173,13 @@ class HebbianSoftmax(nn.Linear):
 
     @property
     def nonfinite(self) -> int:
-        """How many activations were left out so far because they held an inf or a NaN; warns when there are new ones.
+        """How many activations were left out so far for an inf, a NaN or an infinite norm; warns of new ones.
 
         Reading it waits for the device.
         """
         total = int(self.nonfinite_count)
         if total > self._nonfinite_told:
-            message = f"{total - self._nonfinite_told} activations held an inf or a NaN and were not memorised"
+            message = f"{total - self._nonfinite_told} activations had no finite norm and were not memorised"
             self._nonfinite_told = total
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return total
