@@ -16,7 +16,7 @@ from hebbian_softmax import checks
 from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
-from hebbian_softmax.loss import linear_cross_entropy, target_weight
+from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.pending import Activations, Call
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
@@ -215,25 +215,19 @@ class HebbianSoftmax(nn.Linear):
             check_gathered(self.weight, h)
             checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
-        loss = linear_cross_entropy(
+        loss = cross_entropy(
             F.dropout(flat, self.dropout, self.training),
             self.weight,
             flat_targets,
             linear_bias=self.bias,
             weight=weight,
-            reduction="none",
+            reduction=reduction,
             ignore_index=self.ignore_index,
             label_smoothing=label_smoothing,
+            zero_if_empty=True,
         )
         if reduction == "none":
             loss = loss.view(targets.shape)
-        else:
-            dtype = loss.dtype
-            loss = loss.sum(dtype=torch.promote_types(dtype, torch.float32))
-            if reduction == "mean":
-                total = target_weight(flat_targets, weight, self.ignore_index)
-                loss = loss / torch.where(total == 0, 1, total)  # 0/0 is 0 here: nothing to learn from
-            loss = loss.to(dtype)
         if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
             assert self._attachment is not None
             self._attachment.watch_weight()

@@ -1,5 +1,6 @@
-"""Cross-entropy of a linear layer."""
+"""Cross-entropy of a linear layer without its logits."""
 
-from hebbian_softmax.loss.reference import linear_cross_entropy, target_weight
+from hebbian_softmax.loss.api import linear_cross_entropy, linear_log_prob
+from hebbian_softmax.loss.reference import target_weight
 
-__all__ = ["linear_cross_entropy", "target_weight"]
+__all__ = ["linear_cross_entropy", "linear_log_prob", "target_weight"]

@@ -1,4 +1,4 @@
-"""The plain computation: all logits at once."""
+"""The plain computation, with all logits at once: the oracle, and what every transform of torch can take apart."""
 
 from __future__ import annotations
 
@@ -7,27 +7,50 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def linear_cross_entropy(
+def cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    zero_if_empty: bool,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` for input (N, features)."""
+    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
+
+    With ``zero_if_empty``, a mean over no target is 0 with zero gradients, and not NaN.
+    """
     logits = F.linear(input, linear_weight, linear_bias)
-    return F.cross_entropy(
-        logits,
-        target,
-        weight=weight,
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
+    weight = None if weight is None else weight.to(logits.dtype)
+
+    def reduced(reduction: str) -> Tensor:
+        return F.cross_entropy(
+            logits,
+            target,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
+
+    if reduction != "mean" or not zero_if_empty:
+        return reduced(reduction)
+    losses = reduced("none")
+    total = target_weight(target, weight, ignore_index)
+    mean = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)) / torch.where(total == 0, 1, total)
+    return mean.to(losses.dtype)
+
+
+def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """log p(target) and the logarithm of the normaliser of each row of input (N, d); 0 where target is -1."""
+    logits = F.linear(input, linear_weight, linear_bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    normaliser = logits.logsumexp(1)
+    at_target = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    counted = target >= 0
+    return torch.where(counted, at_target - normaliser, 0), torch.where(counted, normaliser, 0)
 
 
 def target_weight(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:

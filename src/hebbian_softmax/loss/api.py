@@ -1,0 +1,154 @@
+"""The losses of a linear layer, without its logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.loss import checks, reference, selection
+from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
+from hebbian_softmax.loss.problem import Problem
+from hebbian_softmax.loss.weighting import Weighting
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    impl: str = "auto",
+    workspace: int | None = None,
+) -> Tensor:
+    r"""``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the N × V logits.
+
+    .. math::
+        \ell_i = -\log \frac{\exp(h_i \cdot W_{y_i})}{\sum_v \exp(h_i \cdot W_v)}
+
+    Names and meaning are those of torch 2.13's ``F.linear_cross_entropy`` with class indices. Gradients are exact, and
+    computed only for what requires them.
+
+    Args:
+        input: h, (d,) or (N, d).
+        linear_weight: W, (V, d).
+        target: class indices, () or (N,).
+        linear_bias: (V,).
+        weight: class weights, (V,).
+        reduction: ``mean``, ``sum`` or ``none``.
+        ignore_index: targets of this value take no part.
+        label_smoothing: ε in [0, 1], as in ``F.cross_entropy``.
+        impl: ``reference`` builds all logits; ``chunked`` works through them in tiles; ``triton`` in fused kernels
+            (CUDA, bfloat16, d divisible by 8). ``auto`` takes the fastest that fits, and ``reference`` for small
+            problems, under ``torch.func`` and in forward-mode differentiation. Only ``reference`` can be
+            differentiated twice.
+        workspace: bytes that may be held besides inputs and results; by default 128 MiB on a CPU, 1 GiB on a GPU.
+
+    >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
+    >>> loss = linear_cross_entropy(h, W, torch.tensor([3, 14, 15, 92]), impl="chunked", workspace=20_000)
+    >>> torch.allclose(loss, torch.nn.functional.cross_entropy(h @ W.T, torch.tensor([3, 14, 15, 92])))
+    True
+    """
+    checks.check_options(reduction, ignore_index, label_smoothing)
+    checks.check_how(impl, workspace)
+    checks.check_operands(input, linear_weight, linear_bias, target)
+    checks.check_class_weight(weight, linear_weight)
+    return cross_entropy(
+        input,
+        linear_weight,
+        target,
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        impl=impl,
+        workspace=workspace,
+    )
+
+
+def cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    impl: str = "auto",
+    workspace: int | None = None,
+    zero_if_empty: bool = False,
+) -> Tensor:
+    """The same for checked arguments; with ``zero_if_empty`` a mean over no target is 0, with zero gradients."""
+    target = target.long()
+    if impl == "auto" and (
+        selection.is_tiny(input, linear_weight) or selection.needs_reference(input, linear_weight, linear_bias)
+    ):
+        impl = "reference"
+    if impl == "reference":
+        return reference.cross_entropy(
+            input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
+        )
+    checks.check_values(target, linear_weight.shape[0], ignore_index)
+    products = selection.product_dtype(input)
+    wide = torch.promote_types(products, torch.float32)
+    rows, targets = input.reshape(-1, input.shape[-1]), target.reshape(-1)
+    targets = torch.where(targets == ignore_index, -1, targets)
+    settings = Settings(
+        impl=impl,
+        workspace=workspace or selection.default_workspace(input.device),
+        products=products,
+        result=selection.result_dtype(input),
+        reduction=reduction,
+        zero_if_empty=zero_if_empty,
+    )
+    weighting = Weighting(None if weight is None else weight.to(wide), float(label_smoothing))
+    loss: Tensor = LinearCrossEntropy.apply(rows, linear_weight, linear_bias, targets, weighting, settings)
+    return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+@torch.no_grad()
+def linear_log_prob(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = -100,
+    impl: str = "auto",
+    workspace: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""log p(target) and log Σ_v exp(z_v) of each row of ``input``, without the N × V logits and without gradients.
+
+    Both have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
+    arguments are those of :func:`linear_cross_entropy`.
+
+    >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
+    >>> log_prob, log_normaliser = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]))
+    >>> torch.allclose(log_normaliser, (h @ W.T).logsumexp(1))
+    True
+    """
+    checks.check_options("none", ignore_index, 0.0)
+    checks.check_how(impl, workspace)
+    checks.check_operands(input, linear_weight, linear_bias, target)
+    checks.check_values(target.long(), linear_weight.shape[0], ignore_index)
+    problem = Problem.of(
+        input.reshape(-1, input.shape[-1]),
+        linear_weight,
+        linear_bias,
+        torch.where(target == ignore_index, -1, target.long()).reshape(-1),
+        selection.product_dtype(input),
+    )
+    if impl == "reference" or (impl == "auto" and selection.is_tiny(input, linear_weight)):
+        found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
+    else:
+        terms = selection.engine(impl, problem).row_terms(
+            problem, workspace or selection.default_workspace(input.device)
+        )
+        found = -terms.nll, terms.nll + terms.target_logit
+    return found[0].reshape(target.shape), found[1].reshape(target.shape)

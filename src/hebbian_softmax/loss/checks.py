@@ -1,0 +1,83 @@
+"""What the losses accept. Every check names the argument, what it was and what it may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.checks import check_integer, check_number
+
+IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any = None) -> None:
+    """Kinds, shapes, devices and dtypes of the tensors."""
+    optional = {"linear_bias": linear_bias, "target": target}
+    present = {name: value for name, value in optional.items() if value is not None}
+    for name, value in ({"input": input, "linear_weight": linear_weight} | present).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+        if name != "target" and not value.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {value.dtype}")
+        if value.device != input.device:
+            raise ValueError(f"{name} must be on the device of input, {input.device}, got {value.device}")
+    if linear_weight.dim() != 2:
+        raise ValueError(f"linear_weight must have shape (classes, features), got {tuple(linear_weight.shape)}")
+    classes, features = linear_weight.shape
+    if input.dim() not in (1, 2) or input.shape[-1] != features:
+        allowed = f"({features},) or (N, {features})"
+        raise ValueError(f"input must have shape {allowed} to go with linear_weight, got {tuple(input.shape)}")
+    if linear_bias is not None and linear_bias.shape != (classes,):
+        raise ValueError(f"linear_bias must have shape ({classes},), got {tuple(linear_bias.shape)}")
+    if target is not None:
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise TypeError(f"target must be class indices of an integer dtype, got {target.dtype}")
+        if target.shape != input.shape[:-1]:
+            shape = tuple(input.shape[:-1])
+            raise ValueError(f"target must have shape {shape} to go with input, got {tuple(target.shape)}")
+    if not torch.is_autocast_enabled(input.device.type):  # which would bring them to one dtype
+        for name, value in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
+            if value is not None and value.dtype != input.dtype:
+                raise TypeError(f"{name} must have the dtype of input, {input.dtype}, got {value.dtype}")
+
+
+def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight must be a tensor of class weights, got {type(weight).__name__}")
+    if not weight.is_floating_point():
+        raise TypeError(f"weight must be floating point, got {weight.dtype}")
+    if weight.shape != linear_weight.shape[:1]:
+        raise ValueError(f"weight must have shape ({linear_weight.shape[0]},), got {tuple(weight.shape)}")
+    if weight.device != linear_weight.device:
+        raise ValueError(f"weight must be on the device of linear_weight, {linear_weight.device}, got {weight.device}")
+    if weight.requires_grad:
+        raise ValueError("weight must not require a gradient: class weights are constants, as in F.cross_entropy")
+
+
+def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+    check_integer("ignore_index", ignore_index, -(2**63))
+    check_number("label_smoothing", label_smoothing, 0, 1)
+
+
+def check_how(impl: Any, workspace: Any) -> None:
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    if workspace is not None:
+        check_integer("workspace", workspace, 1)
+
+
+def check_values(target: Tensor, classes: int, ignore_index: int) -> None:
+    """On an accelerator this is left to the device, as in ``F.cross_entropy``: reading values back would stall it."""
+    good = (target == ignore_index) | ((target >= 0) & (target < classes))
+    if target.device.type != "cpu":
+        torch._assert_async(good.all(), f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}")
+    elif not bool(good.all()):
+        value = int(target[~good].flatten()[0])
+        raise IndexError(f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}, got {value}")

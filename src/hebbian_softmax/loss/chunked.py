@@ -1,0 +1,168 @@
+r"""The engine in plain torch, for every device: tiles of logits instead of all of them.
+
+Let M be the largest of the *other* classes' logits and s their sum of exp(z - M). Then with
+:math:`x = M + \log s - z_y`
+
+.. math::
+    \mathrm{nll} = \log(1 + e^x), \qquad 1 - p_y = \sigma(x), \qquad p_v = \sigma(x)\, e^{z_v - M} / s \quad (v \ne y)
+
+and nothing cancels, however close p_y is to 1.
+
+Memory: whatever N and V are, what is held besides inputs, results and vectors of N or V numbers stays below
+``workspace`` (see :class:`~hebbian_softmax.loss.tiles.Plan`; the smallest tile is one row by 64 classes). A gradient in
+half precision that is summed over several tiles is summed in float32, so a float32 tensor of its size is held too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.tiles import Plan, Tiles, ranges
+
+
+def row_terms(problem: Problem, workspace: int) -> RowTerms:
+    """The terms of every row, over tiles of rows × classes: M and s are carried along from tile to tile."""
+    plan = Plan.of(problem, workspace)
+    tiles = Tiles(problem, plan)
+    terms = _empty_terms(problem)
+    lowest = torch.finfo(terms.nll.dtype).min
+    for rows in ranges(len(problem.target), plan.rows):
+        target = problem.target[rows, None]
+        target_logit = torch.zeros_like(target, dtype=terms.nll.dtype)
+        largest = torch.full_like(target_logit, lowest)
+        total = torch.zeros_like(target_logit)
+        for classes in ranges(problem.weight.shape[0], plan.classes):
+            z = tiles.logits(rows, classes)
+            inside, local = _in_tile(target, classes)
+            for group, e in tiles.groups(z, back=False):
+                here, y = inside[group], local[group]
+                at_target = e.gather(1, y)
+                target_logit[group] = torch.where(here, at_target, target_logit[group])
+                e.scatter_(1, y, torch.where(here, lowest, at_target))
+                m = torch.maximum(largest[group], e.amax(1, keepdim=True))
+                total[group] = total[group] * (largest[group] - m).exp() + e.sub_(m).exp_().sum(1, keepdim=True)
+                largest[group] = m
+        _store(terms, rows, target, target_logit, largest + total.log() - target_logit)
+    return terms
+
+
+def row_terms_and_gradients(
+    problem: Problem,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+) -> tuple[RowTerms, Gradients]:
+    """Both in one pass while whole rows of logits fit, so that every logit is computed once."""
+    plan = Plan.of(problem, workspace)
+    if plan.classes < problem.weight.shape[0]:
+        terms = row_terms(problem, workspace)
+        return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
+    tiles = Tiles(problem, plan)
+    terms = _empty_terms(problem)
+    sums = _Sums(tiles, needs)
+    lowest = torch.finfo(terms.nll.dtype).min
+    everything = slice(0, problem.weight.shape[0])
+    for rows in ranges(len(problem.target), plan.rows):
+        z = tiles.logits(rows, everything)
+        for group, e in tiles.groups(z):
+            at = slice(rows.start + group.start, rows.start + group.stop)
+            a, b, target = normaliser_scale[at, None], target_scale[at, None], problem.target[at, None]
+            y = target.clamp(min=0)
+            target_logit = e.gather(1, y)
+            e.scatter_(1, y, lowest)
+            m = e.amax(1, keepdim=True)
+            s = e.sub_(m).exp_().sum(1, keepdim=True)
+            x = m - target_logit + s.log()
+            rest = a * x.sigmoid()
+            e.mul_(rest / s).scatter_(1, y, (a - b) - rest)
+            sums.add_bias(e, everything)
+            _store(terms, at, target, target_logit, x)
+        sums.add(z, rows, everything)
+    return terms, sums.gradients()
+
+
+def gradients(
+    problem: Problem,
+    terms: RowTerms,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+) -> Gradients:
+    """From known terms; the logits are computed again. Classes are the outer loop: each row of dW is written once."""
+    plan = Plan.of(problem, workspace)
+    tiles = Tiles(problem, plan)
+    sums = _Sums(tiles, needs)
+    ignored = problem.target < 0
+    nll = torch.where(ignored, torch.inf, terms.nll)  # p = 0 there, whatever the logits are
+    rest = normaliser_scale * -torch.expm1(-terms.nll)
+    at_target = ((normaliser_scale - target_scale) - rest)[:, None]
+    for classes in ranges(problem.weight.shape[0], plan.classes):
+        for rows in ranges(len(problem.target), plan.rows):
+            z = tiles.logits(rows, classes)
+            for group, e in tiles.groups(z):
+                at = slice(rows.start + group.start, rows.start + group.stop)
+                e.sub_(terms.target_logit[at, None]).sub_(nll[at, None]).exp_().mul_(normaliser_scale[at, None])
+                inside, y = _in_tile(problem.target[at, None], classes)
+                e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
+                sums.add_bias(e, classes)
+            sums.add(z, rows, classes)
+    return sums.gradients()
+
+
+class _Sums:
+    """The gradients as they are summed over tiles."""
+
+    def __init__(self, tiles: Tiles, needs: Needs) -> None:
+        self.tiles, self.needs = tiles, needs
+        problem, plan, wide = tiles.problem, tiles.plan, tiles.wide
+        n, v = len(problem.target), problem.weight.shape[0]
+        self.input = self.weight = self.bias = None
+        if needs.input is not None:
+            self.input = _total(problem.input, needs.input, wide, plan.classes >= v)
+        if needs.weight is not None:
+            self.weight = _total(problem.weight, needs.weight, wide, plan.rows >= n)
+        if needs.bias is not None:
+            self.bias = problem.weight.new_zeros(v, dtype=torch.promote_types(needs.bias, wide))
+        if n == 0 and self.weight is not None:
+            self.weight.zero_()
+
+    def add(self, z: Tensor, rows: slice, classes: slice) -> None:
+        if self.input is not None:
+            self.tiles.add_input_gradient(self.input[rows], z, classes, classes.start == 0)
+        if self.weight is not None:
+            self.tiles.add_weight_gradient(self.weight[classes], z, rows, rows.start == 0)
+
+    def add_bias(self, dz: Tensor, classes: slice) -> None:
+        """Apart from the rest: while the rows are in the cache, and not rounded yet."""
+        if self.bias is not None:
+            self.bias[classes] += dz.sum(0)
+
+    def gradients(self) -> Gradients:
+        pairs = ((self.input, self.needs.input), (self.weight, self.needs.weight), (self.bias, self.needs.bias))
+        return Gradients(*(None if total is None else total.to(dtype) for total, dtype in pairs))
+
+
+def _total(like: Tensor, dtype: torch.dtype, wide: torch.dtype, alone: bool) -> Tensor:
+    """Sums of several products are taken in at least float32; a single one is rounded once either way."""
+    return like.new_empty(like.shape, dtype=dtype if alone else torch.promote_types(dtype, wide))
+
+
+def _empty_terms(problem: Problem) -> RowTerms:
+    nll = problem.input.new_empty(len(problem.target), dtype=problem.accumulation_dtype)
+    return RowTerms(nll, torch.empty_like(nll))
+
+
+def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
+    """Whether the target is among these classes, and its column (or another one, where it is not)."""
+    inside = (target >= classes.start) & (target < classes.stop)
+    return inside, torch.where(inside, target - classes.start, 0)
+
+
+def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, x: Tensor) -> None:
+    counted = target >= 0
+    terms.nll[rows, None] = torch.where(counted, torch.logaddexp(x, torch.zeros_like(x)), 0)
+    terms.target_logit[rows, None] = torch.where(counted, target_logit, 0)

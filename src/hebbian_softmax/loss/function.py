@@ -1,0 +1,128 @@
+"""The loss as one autograd node over an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.loss import selection
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.scaling import scaled
+from hebbian_softmax.loss.weighting import Weighting
+
+
+@dataclass(frozen=True)
+class Settings:
+    impl: str
+    workspace: int
+    products: torch.dtype
+    """What the products run in."""
+    result: torch.dtype
+    """The dtype of the loss."""
+    reduction: str
+    zero_if_empty: bool
+    """Whether a mean over no target is 0, and not the NaN of ``F.cross_entropy``."""
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """For ``mean`` and ``sum`` the gradient that comes from upstream is one number, so forward computes the gradients
+    for upstream 1 along with the loss, in one pass over the logits, and backward multiplies. For ``none`` backward
+    computes the logits again; so it does for float16, in which gradients not yet multiplied by a loss scale vanish.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        weighting: Weighting,
+        settings: Settings,
+    ) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            wanted = [
+                None if each is None or not needed else each.dtype
+                for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
+            ]
+            ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
+            problem = Problem.of(input, weight, bias, target, settings.products)
+            engine = selection.engine(settings.impl, problem)
+            share = row_share(problem, weighting, settings)
+            ctx.early = settings.reduction != "none" and settings.products != torch.float16
+            if ctx.needs.any() and ctx.early:
+                scales = weighting.scales(problem, share)
+                terms, gradients = engine.row_terms_and_gradients(
+                    problem, scales.normaliser, scales.target, ctx.needs, settings.workspace
+                )
+                gradients = weighting.corrected(problem, scales, gradients)
+                # Saved here they are let go of before they are accumulated, so .grad becomes the buffer, not a copy.
+                ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
+            else:
+                terms = engine.row_terms(problem, settings.workspace)
+                if ctx.needs.any():
+                    ctx.save_for_backward(input, weight, bias, target, terms.nll, terms.target_logit, share)
+            losses = weighting.losses(problem, terms)
+            if settings.reduction != "none":
+                losses = losses.sum() * share
+            return losses.to(settings.result)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        (upstream,) = upstreams
+        input, weight = ctx.saved_tensors[:2]
+        with torch.autocast(input.device.type, enabled=False), torch.no_grad():
+            if ctx.early:
+                in_place = not _graph_is_kept()
+                found = [None if each is None else scaled(each, upstream, in_place) for each in ctx.saved_tensors[2:]]
+            else:
+                computed = _computed(ctx, upstream)
+                found = [computed.input, computed.weight, computed.bias]
+        if torch.is_grad_enabled():  # create_graph=True
+            found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
+        return (*found, None, None, None)
+
+
+def row_share(problem: Problem, weighting: Weighting, settings: Settings) -> Tensor:
+    """What each row's loss is multiplied with in the result: 1, or 1 over the weight of all targets."""
+    one = torch.ones((), dtype=problem.accumulation_dtype, device=problem.target.device)
+    if settings.reduction != "mean":
+        return one
+    total = weighting.row_weight(problem.target, one.dtype).sum()
+    return one / (torch.where(total == 0, 1, total) if settings.zero_if_empty else total)
+
+
+def _computed(ctx: Any, upstream: Tensor) -> Gradients:
+    input, weight, bias, target, nll, target_logit, share = ctx.saved_tensors
+    settings: Settings = ctx.settings
+    problem = Problem.of(input, weight, bias, target, settings.products)
+    scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
+    gradients = selection.engine(settings.impl, problem).gradients(
+        problem, RowTerms(nll, target_logit), scales.normaliser, scales.target, ctx.needs, settings.workspace
+    )
+    corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
+    return corrected
+
+
+def _graph_is_kept() -> bool:
+    """Whether this graph may be gone through again, which then needs what was saved as it is."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
+class _Once(torch.autograd.Function):
+    """The identity, for gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *because_of: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "linear_cross_entropy was differentiated twice, which only its plain computation allows: "
+            'pass impl="reference"'
+        )

@@ -1,0 +1,17 @@
+"""Multiplying a gradient by the one number that comes from upstream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def scaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
+    """``gradient * upstream`` in the gradient's dtype, without waiting for the device.
+
+    ``in_place`` allows the result to be ``gradient`` itself, which nobody else needs any more.
+    """
+    if upstream.device.type == "cpu" and float(upstream) == 1.0:  # reading an accelerator would stall it
+        return gradient if in_place else gradient.clone()
+    factor = upstream.to(torch.promote_types(gradient.dtype, torch.float32))  # 0-dim: does not change the dtype
+    return gradient.mul_(factor) if in_place else gradient * factor

@@ -1,0 +1,84 @@
+"""Which implementation computes a loss, and with how much memory."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hebbian_softmax.loss.problem import Engine, Problem
+
+_WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
+"""Bytes: 128 MiB on a CPU, 1 GiB on a GPU and 256 MiB elsewhere, where products of that size run at full speed."""
+
+_TINY = 2**18
+"""Logits up to so many are computed at once: the bookkeeping of tiles would take longer than it saves."""
+
+
+def default_workspace(device: torch.device) -> int:
+    return _WORKSPACE.get(device.type, 2**28)
+
+
+def product_dtype(input: Tensor) -> torch.dtype:
+    """What F.linear computes in: under autocast its dtype, which leaves float64 alone."""
+    device = input.device.type
+    if torch.is_autocast_enabled(device) and input.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return input.dtype
+
+
+def result_dtype(input: Tensor) -> torch.dtype:
+    """What F.cross_entropy of such logits returns: under autocast float32."""
+    autocast = torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64
+    return torch.float32 if autocast else input.dtype
+
+
+def needs_reference(*tensors: Tensor | None) -> bool:
+    """Whether something looks into the computation that an autograd node would hide: torch.func, forward-mode
+    differentiation, tensors without values."""
+    present = [each for each in tensors if each is not None]
+    if torch._C._are_functorch_transforms_active() or any(each.is_meta for each in present):
+        return True
+    return any(forward_ad.unpack_dual(each).tangent is not None for each in present) if _dual_level() else False
+
+
+def _dual_level() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def is_tiny(input: Tensor, linear_weight: Tensor) -> bool:
+    return input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0] <= _TINY
+
+
+def engine(impl: str, problem: Problem) -> Engine:
+    """The module for ``auto``, ``chunked`` or ``triton``."""
+    if impl == "triton" or (impl == "auto" and _suits_triton(problem)):
+        fused = _fused()
+        if fused is not None and fused.available(problem):
+            return cast(Engine, fused)
+        if impl == "triton":
+            where, dtype = problem.input.device, problem.input.dtype
+            raise RuntimeError(
+                f'impl="triton" is not available for {dtype} on {where}: it needs a CUDA device, Triton, bfloat16 '
+                f'and a number of features divisible by 8; got {problem.input.shape[1]} features. Use impl="auto"'
+            )
+    from hebbian_softmax.loss import chunked
+
+    return cast(Engine, chunked)
+
+
+def _suits_triton(problem: Problem) -> bool:
+    h = problem.input
+    return h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
+
+
+def _fused() -> ModuleType | None:
+    """Imported when it is first wanted: Triton is not everywhere, and takes long to import."""
+    try:
+        return importlib.import_module("hebbian_softmax.loss.fused")
+    except ImportError:
+        return None

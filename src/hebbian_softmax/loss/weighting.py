@@ -1,0 +1,125 @@
+r"""Class weights, the mean and label smoothing, around any engine.
+
+With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \sum_v w_v`, :math:`u = \sum_v w_v W_v` and
+:math:`c = \sum_v w_v\, \mathrm{bias}_v`, a row that is not ignored has the loss of ``F.cross_entropy``,
+
+.. math::
+    \ell_i = (1 - ε)\, w_{y_i}\, \mathrm{nll}_i + \frac{ε}{V} (\Omega\, \mathrm{lse}_i - h_i \cdot u - c).
+
+So for an upstream gradient :math:`g_i` and :math:`r_i = g_i ε / V` the gradient of the logits is the engines' with
+:math:`b_i = (1 - ε) w_{y_i} g_i` and :math:`a_i = b_i + \Omega r_i`, less :math:`r_i w`: of rank one, and never built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
+
+_BLOCK = 2**20
+"""Elements converted to the accumulation dtype at a time."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What each row's gradient is multiplied with, in the accumulation dtype; 0 in ignored rows."""
+
+    normaliser: Tensor
+    """a."""
+    target: Tensor
+    """b."""
+    smoothing: Tensor | None
+    """r."""
+
+
+@dataclass(frozen=True)
+class Weighting:
+    class_weight: Tensor | None
+    """(V,), in the accumulation dtype."""
+    smoothing: float
+
+    def row_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight of each row's class; 0 in ignored rows."""
+        counted = target >= 0
+        if self.class_weight is None:
+            return counted.to(dtype)
+        return torch.where(counted, self.class_weight[target.clamp(min=0)], 0)
+
+    def scales(self, problem: Problem, upstream: Tensor) -> Scales:
+        """For a gradient ``upstream`` of each row's loss, () or (N,)."""
+        counted = problem.target >= 0
+        b = torch.where(counted, self.row_weight(problem.target, upstream.dtype) * upstream, 0)
+        if not self.smoothing:
+            return Scales(b, b, None)
+        b = (1 - self.smoothing) * b
+        r = torch.where(counted, upstream * (self.smoothing / problem.weight.shape[0]), 0)
+        return Scales(b + r * self._total(problem), b, r)
+
+    def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
+        """The loss of each row, before any reduction."""
+        nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
+        if not self.smoothing:
+            return nll
+        lse = terms.nll + terms.target_logit
+        offset = 0 if problem.bias is None else self._dot(problem.bias)
+        others = self._total(problem) * lse - _matvec(problem.input, self._weighted_rows(problem)) - offset
+        others = torch.where(problem.target >= 0, others, 0)
+        return (1 - self.smoothing) * nll + self.smoothing / problem.weight.shape[0] * others
+
+    def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
+        """The engine's gradients less the rank-one part of the smoothing, in place."""
+        r = scales.smoothing
+        if r is None:
+            return gradients
+        if gradients.input is not None:
+            _subtract_outer(gradients.input, r, self._weighted_rows(problem))
+        if gradients.weight is not None:
+            _subtract_outer(gradients.weight, self._weights(problem), _vecmat(r, problem.input))
+        if gradients.bias is not None:
+            gradients.bias.sub_((self._weights(problem) * r.sum()).to(gradients.bias.dtype))
+        return gradients
+
+    def _weights(self, problem: Problem) -> Tensor:
+        if self.class_weight is not None:
+            return self.class_weight
+        return problem.weight.new_ones(problem.weight.shape[0], dtype=problem.accumulation_dtype)
+
+    def _total(self, problem: Problem) -> Tensor | int:
+        return problem.weight.shape[0] if self.class_weight is None else self.class_weight.sum()
+
+    def _weighted_rows(self, problem: Problem) -> Tensor:
+        return _vecmat(self._weights(problem), problem.weight)
+
+    def _dot(self, bias: Tensor) -> Tensor:
+        wide = bias.to(torch.promote_types(bias.dtype, torch.float32))
+        return wide.sum() if self.class_weight is None else torch.dot(wide, self.class_weight)
+
+
+def _rows(matrix: Tensor) -> range:
+    return range(0, matrix.shape[0], max(_BLOCK // max(matrix.shape[1], 1), 1))
+
+
+def _vecmat(vector: Tensor, matrix: Tensor) -> Tensor:
+    """vector @ matrix in the vector's wider dtype, a block of rows at a time."""
+    total = vector.new_zeros(matrix.shape[1])
+    step = _rows(matrix).step
+    for i in _rows(matrix):
+        total += vector[i : i + step] @ matrix[i : i + step].to(vector.dtype)
+    return total
+
+
+def _matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """matrix @ vector in the vector's wider dtype, a block of rows at a time."""
+    step = _rows(matrix).step
+    blocks = [matrix[i : i + step].to(vector.dtype) @ vector for i in _rows(matrix)]
+    return torch.cat(blocks) if blocks else vector.new_zeros(0)
+
+
+def _subtract_outer(matrix: Tensor, left: Tensor, right: Tensor) -> None:
+    """matrix -= left ⊗ right in the vectors' wider dtype, a block of rows at a time."""
+    step = _rows(matrix).step
+    for i in _rows(matrix):
+        matrix[i : i + step].sub_(torch.outer(left[i : i + step], right))
