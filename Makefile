@@ -1,7 +1,7 @@
 # make demo    see the effect on this machine
 # make test    the default test suite (PYTEST_ARGS="-m slow" for the long tests)
 # make lint    ruff and mypy
-# make bench   CPU benchmark, small shapes
+# make bench   CPU benchmarks, small shapes
 # Each target makes .venv when it is missing: Python 3.11+ and make are all that is needed.
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rule_overhead
+	$(BIN)/python -m benchmarks.output_layer
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'

@@ -1,0 +1,1 @@
+"""The output layer's forward and backward pass, side by side with its peers."""

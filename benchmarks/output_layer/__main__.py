@@ -1,0 +1,107 @@
+"""Forward and backward of the output layer's loss, ours against torch and its peers: one table, and JSON.
+
+    python -m benchmarks.output_layer                                          # small shapes on this CPU
+    PYTHONPATH=src:peers python -m benchmarks.output_layer --device cuda --json h200.json
+
+eq TFLOP/s is 6·N·d·V over the time: three matrix products, which no exact computation can do without. The peak they
+are compared with is the best matrix product of the same run. Extra memory does not count the gradients that are
+returned (a step returns none, so there they count). Errors are against float64. On a CPU one thread is used unless
+told otherwise: threads that wait for a core of a busy machine would be all that is seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.output_layer import bars, problems, report
+from benchmarks.output_layer.measuring import free_memory, gemm_rates
+from benchmarks.output_layer.session import Session, run_cpu, run_full
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.output_layer", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--shapes", help="only these, for example A,B (CUDA) or 1,2 (CPU)")
+    parser.add_argument("--only", help="only contenders whose name contains one of these words, for example ours,liger")
+    parser.add_argument("--no-sweeps", action="store_true", help="leave out the sweeps over V and N")
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--budget", type=float, help="seconds after which what remains is skipped (CUDA: 440)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--commit", help="commit to name in the record (default: asked of git)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    return parser.parse_args(arguments)
+
+
+def command_line(arguments: list[str]) -> str:
+    """What was called, without the folders of this machine."""
+    return " ".join(["python -m benchmarks.output_layer", *(Path(a).name if "/" in a else a for a in arguments)])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.device == "cpu":
+        torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device, quick = options.device, options.quick
+    if device == "cuda":
+        gc.freeze()  # what is imported stays: collecting between contenders then takes no time
+    specs = problems.QUICK if quick else problems.CUDA if device == "cuda" else problems.CPU
+    if options.shapes:
+        names = options.shapes.split(",")
+        unknown = set(names) - {spec.name for spec in specs}
+        if unknown:
+            raise SystemExit(f"--shapes: no {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in specs)}")
+        specs = [spec for spec in specs if spec.name in names]
+
+    head = report.header(device, options.commit, command_line(sys.argv[1:] if arguments is None else arguments))
+    print("\n".join(f"{key}: {value}" for key, value in head.items() if value is not None), flush=True)
+    budget = options.budget if options.budget is not None else 440.0 if device == "cuda" else None
+    only = options.only.split(",") if options.only else None
+    session = Session(device, budget, only, seconds=0.01 if quick else 1.0)
+    peaks = {dtype: gemm_rates(device, dtype, quick) for dtype in dict.fromkeys(spec.dtype for spec in specs)}
+    free_memory(device)
+    for dtype, rates in peaks.items():
+        listed = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
+        print(f"GEMM TFLOP/s, {str(dtype).removeprefix('torch.')}: {listed}", flush=True)
+
+    def checked() -> list[bars.Bar]:
+        full = device == "cuda" and not quick
+        return bars.check(session.entries, max(peaks[torch.bfloat16].values())) if full else []
+
+    def save() -> None:
+        record: dict[str, Any] = head | {
+            "seconds": round(session.spent(), 1),
+            "gemm_tflops": {str(dtype).removeprefix("torch."): rates for dtype, rates in peaks.items()},
+            "mean_target_probability": {s.title(): p for s, p in session.target_probabilities.items()},
+            "entries": [report.record_of(entry, session.entries, peaks) for entry in session.entries],
+            "bars": [vars(bar) for bar in checked()],
+        }
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+    session.after_part = save
+    if device == "cpu" and not quick:
+        run_cpu(session, specs)
+    else:
+        sweeps = problems.QUICK_SWEEPS if quick else problems.CUDA_SWEEPS
+        compiles = device == "cuda" and not options.no_compile
+        run_full(session, specs, {} if options.no_sweeps else sweeps, compiles)
+    save()
+    print("\n" + report.table(session.entries, peaks, session.target_probabilities))
+    if checked():
+        print("\n" + "\n".join(bar.line() for bar in checked()))
+    print(f"\n{session.spent():.0f} s")
+
+
+if __name__ == "__main__":
+    main()

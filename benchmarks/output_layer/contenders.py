@@ -1,0 +1,155 @@
+"""Who is compared: ours, plain torch, and a short loop over chunks. The peers' packages are in peers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.output_layer.problems import Problem
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Mean loss, gradient of h, gradient of W."""
+Run = Callable[[], Gradients | None]
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""(h, W, targets, bias) -> mean loss."""
+
+
+class UnavailableError(Exception):
+    """Raised by a contender that does not run on this device or these sizes: skipped, not failed."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``build(problem)`` returns what is timed, and a note. It raises where it cannot run: the reason is reported."""
+
+    name: str
+    kind: str
+    """ours, baseline, peer (as it comes), tuned, padded, approximate, graph, step, or step with write."""
+    build: Callable[[Problem], tuple[Run, str]]
+    optional: bool = False
+    """Slow to prepare (a compile), so after everything else of the same shape."""
+
+
+def differentiate(loss: Loss, problem: Problem) -> Run:
+    def run() -> Gradients:
+        value = loss(problem.h, problem.weight, problem.targets, problem.bias)
+        h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, problem.weight))
+        return value.detach(), h_gradient, weight_gradient
+
+    return run
+
+
+def plain(loss: Loss, note: str = "") -> Callable[[Problem], tuple[Run, str]]:
+    return lambda problem: (differentiate(loss, problem), note)
+
+
+def ours(problem: Problem) -> tuple[Run, str]:
+    from hebbian_softmax.loss import linear_cross_entropy
+
+    def loss(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = linear_cross_entropy(h, weight, targets, linear_bias=bias)
+        return result
+
+    return differentiate(loss, problem), ""
+
+
+def ours_master(problem: Problem) -> tuple[Run, str]:
+    """W of mixed precision training: an fp32 master that takes the gradient, and the bf16 copy that is read."""
+    from hebbian_softmax.loss import linear_cross_entropy_master  # type: ignore[attr-defined, unused-ignore]
+
+    copy = problem.weight.detach()
+    master = copy.float().requires_grad_()
+
+    def run() -> Gradients:
+        value = linear_cross_entropy_master(problem.h, master, copy, problem.targets)
+        h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, master))
+        return value.detach(), h_gradient, weight_gradient
+
+    return run, "gradient of W in fp32"
+
+
+def ours_graph(problem: Problem) -> tuple[Run, str]:
+    """Forward and backward captured once: what remains when launches cost nothing."""
+    if problem.h.device.type != "cuda":
+        raise UnavailableError("CUDA graphs need a CUDA device")
+    run, _ = ours(problem)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run()
+
+    def replay() -> Gradients | None:
+        graph.replay()
+        return outputs
+
+    return replay, "replay of one capture"
+
+
+def eager(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    return F.cross_entropy(F.linear(h, weight, bias), targets)
+
+
+def eager_fp32(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    return F.cross_entropy(F.linear(h, weight, bias).float(), targets)
+
+
+def compiled(problem: Problem) -> tuple[Run, str]:
+    return differentiate(torch.compile(eager_fp32, dynamic=False), problem), "logits upcast in the loss"
+
+
+class ChunkedLoop(torch.autograd.Function):
+    """What one writes in an afternoon: the gradients of 1024 rows at a time, in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+        loss = torch.zeros((), device=h.device)
+        h_gradient = torch.empty_like(h)
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, len(h), rows):
+            x, y = h[start : start + rows], targets[start : start + rows, None]
+            z = F.linear(x, weight, bias).float()
+            lse = z.logsumexp(1, keepdim=True)
+            loss += (lse - z.gather(1, y)).sum()
+            p = z.sub_(lse).exp_()
+            p.scatter_add_(1, y, torch.full_like(y, -1, dtype=p.dtype))  # in fp32: p - 1 cancels near p = 1
+            dz = p.div_(len(h)).to(h.dtype)
+            h_gradient[start : start + rows] = dz @ weight
+            weight_gradient += dz.T @ x
+        ctx.save_for_backward(h_gradient, weight_gradient.to(weight.dtype))
+        return loss / len(h)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override, unused-ignore]
+        h_gradient, weight_gradient = ctx.saved_tensors
+        return (
+            h_gradient * grad.to(h_gradient.dtype),
+            weight_gradient * grad.to(weight_gradient.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def chunked_loop(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    loss: Tensor = ChunkedLoop.apply(h, weight, targets, bias, 1024)
+    return loss
+
+
+OURS = [Contender("ours", "ours", ours), Contender("ours, fp32 master", "ours", ours_master)]
+GRAPH = Contender("ours, CUDA graph", "graph", ours_graph)
+TORCH = [
+    Contender("eager", "peer", plain(eager, "logits of W's dtype")),
+    Contender("eager, fp32 logits", "peer", plain(eager_fp32)),
+    Contender("chunked torch loop", "baseline", plain(chunked_loop, "1024 rows, dW in fp32")),
+    Contender("torch.compile", "peer", compiled, optional=True),
+]

@@ -1,0 +1,133 @@
+"""What is measured: sizes, and activations, weights and targets drawn for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One problem: N activations of d features against V classes."""
+
+    name: str
+    n: int
+    features: int
+    classes: int
+    dtype: torch.dtype = torch.bfloat16
+    logits: str = "random"
+
+    @property
+    def flops(self) -> int:
+        """Three products of N·d·V multiply-adds: logits, gradient of h, gradient of W. No exact way needs less."""
+        return 6 * self.n * self.features * self.classes
+
+    def title(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name}: {self.n:,} x {self.features:,} x {self.classes:,}, {dtype}, {self.logits} logits"
+
+
+A = Spec("A", 51_200, 2_048, 267_735)
+B = Spec("B", 8_192, 1_024, 32_768)
+C = Spec("C", 4_096, 512, 267_735)
+CUDA = [A, B, C]
+CUDA_SWEEPS = {
+    "V": [Spec(f"V={v:,}", 4_096, 512, v) for v in (10_000, 33_000, 100_000, 267_735, 1_000_000, 4_000_000)],
+    "N": [Spec(f"N={n:,}", n, 1_024, 32_768) for n in (256, 1_024, 4_096, 16_384, 65_536)],
+}
+CPU_SIZES = [(32, 64, 1_623), (256, 128, 10_000), (512, 256, 33_278), (512, 256, 267_735), (2_048, 128, 50_257)]
+CPU = [Spec(f"{i + 1}", *size, dtype=t) for i, size in enumerate(CPU_SIZES) for t in (torch.float32, torch.bfloat16)]
+QUICK = [Spec("A", 48, 32, 203), Spec("B", 32, 16, 128), Spec("C", 32, 16, 203, dtype=torch.float32)]
+QUICK_SWEEPS = {"V": [Spec("V=99", 32, 16, 99)], "N": [Spec("N=8", 8, 16, 128)]}
+
+
+@dataclass
+class Problem:
+    """The tensors of a spec. ``bias`` is there on padded problems only: -inf on the rows that are padding."""
+
+    spec: Spec
+    h: Tensor
+    weight: Tensor
+    targets: Tensor
+    bias: Tensor | None = None
+
+    def padded(self, multiple: int = 64) -> Problem:
+        """The same problem with zero rows appended to W: a leading dimension of the logits that GEMMs like."""
+        rows = -self.spec.classes % multiple
+        if not rows:
+            raise ValueError(f"{self.spec.classes:,} classes need no padding")
+        weight = torch.cat([self.weight.detach(), self.weight.new_zeros(rows, self.spec.features)]).requires_grad_()
+        bias = self.weight.new_zeros(self.spec.classes + rows)
+        bias[self.spec.classes :] = -math.inf
+        return replace(self, weight=weight, bias=bias)
+
+
+def draw(spec: Spec, device: str, seed: int = 0) -> Problem:
+    """W ~ N(0, 1/d) and targets of Zipf's law; h ~ N(0, 1) ("random"), or near its class's row ("peaked").
+
+    Random logits are those of an untrained model: about N(0, 1), the target no likelier than the rest. Peaked ones
+    are trained-like: h_i = s_i W[y_i] / ‖W[y_i]‖² + noise of size 1/2, so the target's logit is about s_i, chosen as
+    the log of the other classes' sum plus a margin drawn from N(1.5, 1.5²): mean p(target) is about 0.75.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device)
+
+    weight = torch.empty(spec.classes, spec.features, device=device, dtype=spec.dtype)
+    weight.normal_(0, spec.features**-0.5, generator=generator)
+    ranks = torch.arange(1, spec.classes + 1, dtype=torch.float64, device=device)
+    targets = torch.multinomial(1 / ranks, spec.n, replacement=True, generator=generator)
+    h = normal(spec.n, spec.features)
+    if spec.logits == "peaked":
+        noise = 0.5
+        others = math.log(spec.classes)
+        for _ in range(20):  # log Σ exp of the others' logits, N(0, ‖h‖²/d), for an h that reaches it
+            others = math.log(spec.classes) + (others**2 / spec.features + noise**2) / 2
+        rows = weight[targets].float()
+        size = others + 1.5 + 1.5 * normal(spec.n)
+        h = noise * h + (size / rows.square().sum(1))[:, None] * rows
+    return Problem(spec, h.to(spec.dtype).requires_grad_(), weight.requires_grad_(), targets)
+
+
+@dataclass
+class Reference:
+    """Loss and sampled gradients in float64."""
+
+    loss: float
+    target_probability: float
+    rows: Tensor
+    h_gradient: Tensor
+    classes: Tensor
+    weight_gradient: Tensor
+    """Of ``classes``: the first half are targets of the batch, the others are drawn from all classes."""
+
+
+@torch.no_grad()
+def reference(problem: Problem, sample: int = 64, chunk_bytes: int = 2**31) -> Reference:
+    """The float64 truth for ``sample`` rows of h and ``sample`` rows of W.
+
+    A row of dh needs that row's logits only; a row of dW needs its own logit and the log-sum-exp of every row of h,
+    which is one float64 product in chunks of rows.
+    """
+    spec, targets = problem.spec, problem.targets
+    h, weight = problem.h.double(), problem.weight.double()
+    step = max(1, chunk_bytes // (8 * spec.classes))
+    lse = torch.cat([(part @ weight.T).logsumexp(1) for part in h.split(step)])
+    log_p = (h * weight[targets]).sum(1) - lse
+
+    def spread(count: int, total: int) -> Tensor:
+        return torch.linspace(0, total - 1, min(count, total), device=h.device, dtype=torch.float64).long()
+
+    rows = spread(sample, spec.n)
+    p = torch.exp(h[rows] @ weight.T - lse[rows, None])
+    p[torch.arange(len(rows), device=h.device), targets[rows]] -= 1
+    h_gradient = p @ weight / spec.n
+
+    classes = torch.cat([targets[spread(sample // 2, spec.n)], spread(sample // 2, spec.classes)])
+    p = torch.exp(h @ weight[classes].T - lse[:, None]) - (targets[:, None] == classes).double()
+    weight_gradient = p.T @ h / spec.n
+    return Reference(-float(log_p.mean()), float(log_p.exp().mean()), rows, h_gradient, classes, weight_gradient)

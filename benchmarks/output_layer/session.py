@@ -1,0 +1,178 @@
+"""One run of the benchmark: parts in order of importance, until the budget is spent. No contender ends it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from benchmarks.output_layer.contenders import GRAPH, OURS, TORCH, Contender
+from benchmarks.output_layer.measuring import Entry, free_memory, measure, reason_of
+from benchmarks.output_layer.peers import PADDED, PEERS, TORCH_LCE, TORCH_LCE_TUNED
+from benchmarks.output_layer.problems import Problem, Reference, Spec, draw, reference
+from benchmarks.output_layer.steps import STEPS, rule_kernels_ms
+
+
+class Session:
+    """Collects entries. ``after_part`` is called whenever there are new ones: a killed run leaves its numbers."""
+
+    def __init__(
+        self,
+        device: str,
+        budget: float | None = None,
+        only: list[str] | None = None,
+        seconds: float = 1.0,
+        after_part: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.device, self.budget, self.only, self.seconds = device, budget, only, seconds
+        self.after_part = after_part
+        self.entries: list[Entry] = []
+        self.target_probabilities: dict[Spec, float] = {}
+        self._truths: dict[Spec, Reference] = {}
+        self._problem: Problem | None = None
+        self._started = time.monotonic()
+        self._lost = ""
+
+    def spent(self) -> float:
+        return time.monotonic() - self._started
+
+    def why_not(self) -> str:
+        """Why nothing more is measured, or nothing."""
+        if self._lost:
+            return self._lost
+        if self.budget is not None and self.spent() > self.budget:
+            return f"budget of {self.budget:g} s spent"
+        return ""
+
+    def part(self, spec: Spec, contenders: list[Contender], together: bool = False) -> None:
+        """Measure contenders on a spec; ``together``: they take turns, which a busy CPU needs and a GPU does not."""
+        contenders = [c for c in contenders if self._wanted(c)]
+        groups = [contenders] if together else [[c] for c in contenders]
+        for group in filter(None, groups):
+            found = self._measure(spec, group)
+            self.entries += found
+            for entry in found:
+                result = f"{entry.ms:.3f} ms" if entry.ms is not None else ""
+                print(
+                    f"[{self.spent():4.0f} s] {spec.name} {spec.logits}: {entry.contender}: ", end="", file=sys.stderr
+                )
+                print(" ".join(filter(None, [entry.status, result, entry.reason])), file=sys.stderr, flush=True)
+            self.after_part()
+
+    def profile(self, spec: Spec) -> None:
+        """Add the device time of the rule's own kernels to the steps that were measured."""
+        for entry in self.entries:
+            if entry.spec != spec or entry.kind != "step with write" or entry.ms is None:
+                continue
+            contender = next(c for c in STEPS if c.name == entry.contender)
+            reason = self.why_not() or self._profile(entry, contender)
+            if reason:
+                entry.note += f"; rule's kernels not measured: {reason}"
+            free_memory(self.device)
+            self.after_part()
+
+    def _profile(self, entry: Entry, contender: Contender) -> str:
+        try:
+            run, _ = contender.build(self._problem_of(entry.spec))
+            for _ in range(3):
+                run()
+            entry.rule_ms = rule_kernels_ms(run)
+        except Exception as error:
+            return reason_of(error)
+        return ""
+
+    def _wanted(self, contender: Contender) -> bool:
+        return self.only is None or any(word.lower() in contender.name.lower() for word in self.only)
+
+    def _measure(self, spec: Spec, group: list[Contender]) -> list[Entry]:
+        reason, status = self.why_not(), "skipped"
+        if not reason:
+            try:
+                problem = self._problem_of(spec)
+                found = measure(group, problem, self._truths[spec], self.device, self.seconds)
+                self._check_device(found)
+                return found
+            except Exception as error:  # of the inputs or the reference: the contenders' own are in their entries
+                reason, status = reason_of(error), "failed"
+            self._problem = None
+            free_memory(self.device)
+        return [Entry(spec, c.name, c.kind, status, reason) for c in group]
+
+    def _problem_of(self, spec: Spec) -> Problem:
+        if self._problem is None or self._problem.spec != spec:
+            self._problem = None  # before the next one is made
+            free_memory(self.device)
+            self._problem = draw(spec, self.device)
+        if spec not in self._truths:
+            self._truths[spec] = reference(self._problem)
+            self.target_probabilities[spec] = self._truths[spec].target_probability
+            free_memory(self.device)
+        return self._problem
+
+    def _check_device(self, found: list[Entry]) -> None:
+        """After an illegal access nothing runs any more in this process: say so once, and stop asking."""
+        if self.device == "cuda" and any(entry.status == "failed" for entry in found):
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                self._lost = f"device lost after {found[-1].contender} ({reason_of(error)})"
+
+
+def without_optional(contenders: list[Contender]) -> list[Contender]:
+    return [c for c in contenders if not c.optional]
+
+
+def loss_contenders(spec: Spec) -> list[Contender]:
+    padded = PADDED if spec.classes % 64 else []
+    return [*OURS, *TORCH, *PEERS, *padded]
+
+
+def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]], compiles: bool) -> None:
+    """Everything, most important first: the shapes, their steps, compiled peers, peaked logits, then the sweeps."""
+    for spec in specs:
+        session.part(spec, without_optional(loss_contenders(spec)))
+    for spec in specs:
+        if spec.name in ("B", "C"):
+            session.part(spec, [GRAPH])
+    for spec in specs:
+        session.part(spec, STEPS)
+    smaller, largest = [spec for spec in specs if spec.name != "A"], [spec for spec in specs if spec.name == "A"]
+    if compiles:
+        for spec in smaller:
+            session.part(spec, [c for c in loss_contenders(spec) if c.optional])
+    if session.device == "cuda":
+        for spec in specs:
+            session.profile(spec)
+    for spec in specs:
+        kinds = ("ours", "approximate") if spec in largest else ("ours", "approximate", "peer")
+        peaked = [c for c in without_optional([*OURS, *TORCH, *PEERS]) if c.kind in kinds]
+        session.part(replace(spec, logits="peaked"), peaked)
+    for base, name in (("C", "V"), ("B", "N")):
+        for spec in sweeps.get(name, []):
+            session.part(spec, [*OURS[:1], *fastest_exact(session.entries, base)])
+    if compiles:
+        for spec in largest:  # last: it hardly fits, and costs a compile to know
+            session.part(spec, [c for c in loss_contenders(spec) if c.optional])
+
+
+def run_cpu(session: Session, specs: list[Spec]) -> None:
+    """The losses only: what the rule adds to a step on a CPU is the other benchmark, rule_overhead."""
+    for spec in specs:
+        eager = [c for c in TORCH if spec.dtype != torch.float32 or c.name != "eager, fp32 logits"]
+        session.part(spec, [*OURS, *without_optional(eager), TORCH_LCE, TORCH_LCE_TUNED], together=True)
+
+
+def fastest_exact(entries: list[Entry], shape: str, count: int = 2) -> list[Contender]:
+    """The fastest with right gradients on that shape, none padded; plain torch where none was measured."""
+    usable = {c.name: c for c in [*TORCH, *PEERS] if c.kind in ("peer", "tuned", "baseline") and not c.optional}
+    timed = [
+        (entry.ms, entry.contender)
+        for entry in entries
+        if entry.spec.name == shape and entry.spec.logits == "random" and entry.contender in usable
+        if entry.status == "ok" and entry.ms is not None
+    ]
+    names = [name for _, name in sorted(timed)] or [c.name for c in TORCH]
+    return [usable[name] for name in names[:count]]

@@ -1,0 +1,177 @@
+"""The benchmark of the output layer: it runs, and no contender can end it or pass for right when it is wrong."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.output_layer import __main__ as program
+from benchmarks.output_layer import bars, contenders, peers, problems
+from benchmarks.output_layer.contenders import Contender, Run
+from benchmarks.output_layer.measuring import Entry, equivalent_tflops, reason_of
+from benchmarks.output_layer.problems import Problem, Spec
+from benchmarks.output_layer.session import Session, fastest_exact
+from benchmarks.output_layer.steps import kernel_us_within
+
+TINY = Spec("B", 32, 16, 128, dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _keep_tf32_setting() -> Any:
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_quick_run_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "numbers.json"
+    program.main(["--quick", "--json", str(path), "--commit", "abc"])
+    record = json.loads(path.read_text())
+    assert {"date", "device", "torch", "triton", "python", "commit", "command", "gemm_tflops", "entries"} <= set(record)
+    assert record["commit"] == "abc"
+    assert str(tmp_path) not in path.read_text()
+    found = {(e["shape"], e["logits"], e["contender"]): e for e in record["entries"]}
+    assert {e["shape"] for e in record["entries"]} == {"A", "B", "C", "V=99", "N=8"}
+    for name in ("ours", "eager", "chunked torch loop"):
+        entry = found["C", "random", name]
+        assert entry["status"] == "ok", entry
+        assert entry["eq_tflops"] == pytest.approx(6 * 32 * 16 * 203 / entry["median_ms"] / 1e9)
+        assert entry["relative_errors"]["dW_any"] < 1e-4
+    assert found["C", "random", "Liger"]["status"] == "skipped"
+    assert found["A", "random", "step, RMSprop (foreach) + write"]["write_adds_ms"] is not None
+    assert 0.4 < record["mean_target_probability"][replace(problems.QUICK[0], logits="peaked").title()] < 0.95
+    table = capsys.readouterr().out
+    assert "C: 32 x 16 x 203, float32, random logits" in table
+    assert "eager, padded (bias of -inf)" in table
+
+
+def broken(problem: Problem) -> tuple[Run, str]:
+    raise RuntimeError("out of luck at /some/machine/path/file.py\nsecond line")
+
+
+def breaks_later(problem: Problem) -> tuple[Run, str]:
+    run, note = contenders.plain(contenders.eager)(problem)
+    calls = iter(range(3))
+    return lambda: (next(calls), run())[1], note
+
+
+def wrong(problem: Problem) -> tuple[Run, str]:
+    run, note = contenders.plain(contenders.eager)(problem)
+
+    def doubled() -> contenders.Gradients:
+        outputs = run()
+        assert outputs is not None
+        return outputs[0], outputs[1], 2 * outputs[2]
+
+    return doubled, note
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_a_contender_raises_is_reported_and_the_run_goes_on(together: bool) -> None:
+    session = Session("cpu", seconds=0.01)
+    right = contenders.plain(contenders.eager)
+    builds = {"broken": broken, "later": breaks_later, "wrong": wrong, "missing": peers.liger, "right": right}
+    session.part(TINY, [Contender(name, "peer", build) for name, build in builds.items()], together)
+    entries = {entry.contender: entry for entry in session.entries}
+    assert entries["broken"].status == "failed"
+    assert entries["broken"].reason == "RuntimeError: out of luck at file.py"
+    assert entries["later"].status == "failed"
+    assert entries["later"].ms is None
+    assert entries["wrong"].status == "wrong"
+    assert "off by 100 %" in entries["wrong"].reason
+    assert entries["missing"].status == "skipped"
+    assert entries["right"].status == "ok"
+    assert entries["right"].ms is not None
+    assert [c.name for c in fastest_exact(session.entries, "B")] == ["eager", "eager, fp32 logits"]  # none by its name
+
+
+def test_a_spent_budget_skips_what_remains() -> None:
+    session = Session("cpu", budget=-1.0)
+    session.part(TINY, [contenders.TORCH[0]])
+    assert session.entries[0].status == "skipped"
+    assert session.entries[0].reason == "budget of -1 s spent"
+
+
+def test_a_padded_problem_has_the_same_loss_and_gradients() -> None:
+    problem = problems.draw(replace(TINY, classes=99), "cpu")
+    wide = problem.padded()
+    assert len(wide.weight) == 128
+    for loss in (contenders.eager, contenders.chunked_loop):
+        narrow_run, wide_run = contenders.differentiate(loss, problem)(), contenders.differentiate(loss, wide)()
+        assert narrow_run is not None
+        assert wide_run is not None
+        torch.testing.assert_close(wide_run[0], narrow_run[0])
+        torch.testing.assert_close(wide_run[1], narrow_run[1])
+        torch.testing.assert_close(wide_run[2][:99], narrow_run[2])
+
+
+def test_liger_chunks_follow_its_rule() -> None:
+    problem = Problem(problems.C, *(torch.empty(s, device="meta") for s in ((4096, 512), (267_735, 512), (4096,))))
+    assert peers.liger_chunk(problem, 1) == 8
+    assert peers.liger_chunk(problem, 128) == 1024
+
+
+def test_equivalent_tflops() -> None:
+    assert problems.A.flops == 6 * 51_200 * 2_048 * 267_735
+    assert equivalent_tflops(problems.A.flops, 213.2) == pytest.approx(790, rel=1e-2)
+
+
+def test_reason_names_no_path() -> None:
+    assert reason_of(ImportError("no name (/tmp/a/b-1/c.py)")) == "ImportError: no name (c.py)"
+    assert reason_of(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 25.53 GiB. GPU 0")) == (
+        "out of memory (asked for 25.53 GiB more)"
+    )
+
+
+def test_bars() -> None:
+    def entry(name: str, kind: str, ms: float, **more: Any) -> Entry:
+        return Entry(problems.B, name, kind, ms=ms, **more)
+
+    entries = [
+        entry("ours", "ours", 2.5, extra_bytes=400_000_000),
+        entry("eager", "peer", 3.0),
+        entry("too good", "peer", 1.0, status="wrong"),
+        entry("Cut Cross-Entropy", "approximate", 1.0),
+        entry("Liger, best chunk", "tuned", 2.4),
+        entry("step, RMSprop (foreach)", "step", 3.0),
+        entry("step, RMSprop (foreach) + write", "step with write", 3.2, rule_ms=0.059),
+    ]
+    found = {bar.what.split(" (")[0]: bar for bar in bars.check(entries, 790.0)}
+    assert found["B: share of the GEMM peak"].passed is True
+    assert found["B: share of the GEMM peak"].value == "83.5 %"
+    assert found["B: the rule's kernels"].passed is True  # 1.8 % of the step, but under 60 us
+    assert "medians of the steps differ by 200 us" in found["B: the rule's kernels"].value
+    assert found["B: against the fastest exact peer as it comes"].passed is True
+    assert found["B: against the fastest exact peer as it comes"].value.startswith("1.20x (eager")
+    assert found["B: against the fastest tuned, padded or hand-written one"].passed is False
+    assert found["B: extra memory"].passed is True
+    assert found["A: extra memory"].passed is None
+    assert found["A: extra memory"].line().strip().startswith("not measured")
+
+
+def test_kernels_are_counted_by_the_range_they_are_launched_in() -> None:
+    def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+        return {"cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+    events = [
+        event("user_annotation", "rule", 10, 10),
+        event("user_annotation", "rule", 12, 2),  # nested: counts once
+        event("gpu_user_annotation", "rule", 30, 500, tid=7),
+        event("cuda_runtime", "cudaLaunchKernel", 11, 1, correlation=1),
+        event("cuda_driver", "cuLaunchKernel", 15, 1, correlation=2),
+        event("cuda_runtime", "cudaLaunchKernel", 25, 1, correlation=3),
+        event("cuda_runtime", "cudaLaunchKernel", 15, 1, tid=2, correlation=4),
+        event("cpu_op", "aten::sort", 16, 1, **{"External id": 9}),
+        event("kernel", "a", 40, 5, tid=7, correlation=1),
+        event("gpu_memset", "b", 45, 2, tid=7, correlation=2),
+        event("kernel", "later", 50, 100, tid=7, correlation=3),
+        event("kernel", "another thread's", 150, 100, tid=7, correlation=4),
+        event("kernel", "by its operation", 250, 3, tid=7, correlation=5, **{"External id": 9}),
+    ]
+    assert kernel_us_within(events, ["rule"]) == 10
+    with pytest.raises(LookupError, match="no profiler range"):
+        kernel_us_within(events, ["absent"])
+    with pytest.raises(LookupError, match="no kernels"):
+        kernel_us_within([e for e in events if "kernel" not in e["cat"] and "gpu" not in e["cat"]], ["rule"])
