@@ -114,3 +114,61 @@ def test_growth_with_a_fused_optimizer() -> None:
     head.add_classes(2)
     train(head, optimizer, (7,))
     assert head.counts.tolist() == [0, 1, 1, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("options", [{}, {"rate": lambda c, n: 1 / (1.0 + c)}, {"scale": 0.1, "objective": "ip"}])
+def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None:
+    """Captured after three steps, then replayed with new data: the same training as without a graph."""
+
+    def train(graphed: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        net, head = nn.Linear(16, 8).cuda(), HebbianSoftmax(8, 50, device="cuda", **(OK | options))
+        optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01, capturable=True)
+        head.attach(optimizer)
+        x, y = torch.empty(64, 16, device="cuda"), torch.empty(64, device="cuda", dtype=torch.int64)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            head.loss(net(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(head.parameters(), 0.1)
+            optimizer.step()
+
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        for number in range(10):
+            x.copy_(torch.randn(64, 16))
+            y.copy_((torch.rand(64) ** 2 * 50).long())
+            if number >= 3 and graphed:
+                if number == 3:
+                    with torch.cuda.graph(graph):  # records, and runs nothing
+                        step()
+                graph.replay()
+            else:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    step()
+                torch.cuda.current_stream().wait_stream(side)
+        return {name: value.cpu() for name, value in head.state_dict().items()}
+
+    expected, found = train(False), train(True)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_the_write_does_not_wait_for_the_device() -> None:
+    head = HebbianSoftmax(8, 50, device="cuda", **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    train(head, optimizer)
+    h, y = torch.randn(64, 8, device="cuda"), torch.randint(50, (64,), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            head.loss(h, y).backward()
+            head.weight.grad.mul_(0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(head.counts.sum()) == 2 + 128

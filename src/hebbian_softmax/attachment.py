@@ -18,7 +18,7 @@ from hebbian_softmax.pending import Activations, Pending
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.sharded_pending import ShardedPending
 from hebbian_softmax.watch import FrozenInputs, watch_loss
-from hebbian_softmax.write import class_sums, write_batch
+from hebbian_softmax.write import class_sums, write
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -111,14 +111,13 @@ class Attachment:
                     return
             else:
                 self.pending.skip_if(found_inf)
-        if not self._checked_for_copy and optimizer.state.get(self.weight):
+        if not self._checked_for_copy and optimizer.state.get(self.weight) and not _is_capturing():
             _check_for_copy(optimizer, self.weight)
             self._checked_for_copy = True
         taken = self.pending.take()
         group = self.group()
         if taken or group is not None:
-            with torch.no_grad():
-                write_batch(head, class_sums(head, taken), self.weight, group)
+            write(head, taken, self.weight, group)
 
     def _weight_replaced(self, head: HebbianSoftmax) -> bool:
         now = head._parameters.get("weight")
@@ -188,6 +187,11 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
                 f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "
                 "what the rule writes; attach to an optimizer that updates the parameter in place"
             )
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being recorded, which nothing may be read back in."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _ends_a_real_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -23,7 +23,7 @@ from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_se
 from hebbian_softmax.running import RunningStatistics
 from hebbian_softmax.state import adopt_linear, adopt_state
 from hebbian_softmax.watch import own_copy
-from hebbian_softmax.write import class_sums, write_batch
+from hebbian_softmax.write import write
 
 
 class HebbianSoftmax(nn.Linear):
@@ -282,7 +282,7 @@ class HebbianSoftmax(nn.Linear):
             group = self._attachment.group()
         else:
             group = resolve_group(weight, None) if is_sharded(weight) else None
-        write_batch(self, class_sums(self, [Activations(flat, flat_targets)]), weight, group)
+        write(self, [Activations(flat, flat_targets)], weight, group)
 
     def forget(self, attachment: Attachment) -> None:
         """Called by ``attachment.remove()``."""

@@ -25,10 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.device_write import any_nonzero
 from hebbian_softmax.rule import ClassSums
 
-_FOLD_ROWS = 65_536
-"""Pending activations are folded into class sums beyond this many, so that memory stays bounded by the classes."""
+_FOLD_ROWS, _FOLD_ROWS_ON_CUDA = 65_536, 262_144
+"""Pending activations are folded into class sums beyond this many, so that memory stays bounded by the classes.
+
+On CUDA folding waits for the device and cannot be captured in a graph, so it comes later: beyond so many activations
+between two steps (512 MB of 1,024 features in bfloat16), or as many as there are classes if those are more.
+"""
 
 
 @dataclass(eq=False)
@@ -69,7 +74,7 @@ class Pending:
         self.parameter = parameter
         self._fold = fold
         self._entries: list[_Entry] = []
-        self._fold_at = _FOLD_ROWS
+        self._fold_at = 0
         self._seen: weakref.ref[Tensor] | None = None
         self._seen_version = -1
         self._pass = 0
@@ -141,7 +146,7 @@ class Pending:
 
     def clear(self) -> None:
         self._entries = []
-        self._fold_at = _FOLD_ROWS
+        self._fold_at = 0
 
     def close(self) -> None:
         """Forget everything and take in nothing more."""
@@ -152,7 +157,7 @@ class Pending:
     def _check(self, grad: Tensor) -> None:
         """Forget what was cleared with ``set_to_none=False``."""
         if self._entries and (not self._is_seen(grad) or self._seen_version != grad._version):
-            self._keep_where(grad.any())
+            self._keep_where(any_nonzero(grad))
 
     def _note(self, grad: Tensor) -> None:
         """A backward pass has ended with this gradient."""
@@ -190,14 +195,17 @@ class Pending:
             self._note(grad)
             for entry in self._entries:
                 entry.has_gradient = True
-        if sum(_rows(entry) for entry in self._entries) > self._fold_at:
+        if sum(_rows(entry) for entry in self._entries) > max(self._fold_at, self._unfolded_rows()):
             self._fold_entries()
 
     def _fold_entries(self) -> None:
         last = self._entries[-1]  # whether there is a gradient is the same for all: else some had been dropped
         sums = self._fold([_masked(entry) for entry in self._entries])
         self._entries = [_Entry(sums, last.has_gradient, born=last.born)]
-        self._fold_at = max(_FOLD_ROWS, 2 * _rows(self._entries[0]))
+        self._fold_at = 2 * _rows(self._entries[0])
+
+    def _unfolded_rows(self) -> int:
+        return max(_FOLD_ROWS_ON_CUDA, self.parameter.shape[0]) if self.parameter.is_cuda else _FOLD_ROWS
 
     def _keep_where(self, alive: Tensor) -> None:
         if alive.device.type == "cpu":

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from hebbian_softmax.growth import OUTGROWN
 from hebbian_softmax.pending import Activations, Call, Pending
@@ -45,7 +46,11 @@ class _Watch(torch.autograd.Function):
 
 def own_copy(h: Tensor, targets: Tensor, call: Call) -> Activations:
     """Activations that stay what they are until the step: buffers may be filled anew, leaves optimised."""
-    return Activations(h.detach().clone(), targets.clone(), call)
+    if torch.compiler.is_compiling():
+        return Activations(h.detach().clone(), targets.clone(), call)
+    with record_function("hebbian_softmax::watch"):
+        copy = h.detach().clone(memory_format=torch.contiguous_format)  # the layout that the write's kernels read
+        return Activations(copy, targets.clone(), call)
 
 
 Key = tuple[int, int, int]

@@ -8,13 +8,40 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
-from hebbian_softmax.distributed import first_row, join_counts, join_sums, local_rows, sum_over_shards
+from hebbian_softmax import device_write
+from hebbian_softmax.distributed import (
+    first_row,
+    is_sharded,
+    join_counts,
+    join_sums,
+    local_rows,
+    sum_over_shards,
+)
 from hebbian_softmax.pending import Activations
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, merge_sums, mix_rows, sum_by_class
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
+
+
+@torch.no_grad()
+def write(
+    head: HebbianSoftmax,
+    contents: list[Activations | ClassSums],
+    weight: Tensor,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """One iteration of Algorithm 1 after its gradient step, in kernels where they can do it.
+
+    ``weight`` is the parameter itself: all rows, or with FSDP2 the rows of this rank, at full precision.
+    """
+    with record_function("hebbian_softmax::write"):
+        if group is None and not is_sharded(weight) and device_write.applies(head, contents, weight):
+            device_write.write(head, [each for each in contents if isinstance(each, Activations)], weight)
+        else:
+            write_batch(head, class_sums(head, contents), weight, group)
 
 
 def class_sums(head: HebbianSoftmax, contents: list[Activations | ClassSums]) -> ClassSums:
@@ -38,12 +65,8 @@ def class_sums(head: HebbianSoftmax, contents: list[Activations | ClassSums]) ->
     return merge_sums(parts)
 
 
-@torch.no_grad()
 def write_batch(head: HebbianSoftmax, sums: ClassSums, weight: Tensor, group: dist.ProcessGroup | None) -> None:
-    """One iteration of Algorithm 1 after its gradient step: counts, running values and rows advance.
-
-    ``weight`` is the parameter itself: all rows, or with FSDP2 the rows of this rank, at full precision.
-    """
+    """Counts, running values and rows advance: in torch's operations, on any device, in any group."""
     classes, n, nonfinite = join_counts(sums, group)
     head.nonfinite_count += nonfinite
     if classes.numel() == 0:
