@@ -24,7 +24,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rule_overhead
-	$(BIN)/python -m benchmarks.output_layer
+	$(BIN)/python -m benchmarks.output_layer --budget 120
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'

@@ -60,7 +60,9 @@ def _rule(shape: str, here: list[Entry]) -> Bar:
     what = f"{shape}: the rule's kernels"
     steps = [(e.rule_ms / e.ms, e) for e in here if e.rule_ms is not None and e.ms]
     if not steps:
-        return Bar(what, limit, "-", None)
+        writes = [(e.contender, added_by_write(e, here)) for e in here if e.kind == "step with write"]
+        known = [f"{name} {1e3 * added:.0f} us" for name, added in writes if added is not None]
+        return Bar(what, limit, "by the profiler -; by medians of the steps " + (", ".join(known) or "-"), None)
     share, entry = max(steps, key=lambda pair: pair[0])
     assert entry.rule_ms is not None
     value = f"{100 * share:.2f} % ({1e3 * entry.rule_ms:.0f} us) of {entry.contender}"

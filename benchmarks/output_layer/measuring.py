@@ -113,8 +113,10 @@ def errors_of(outputs: Gradients, truth: Reference) -> dict[str, float]:
     }
 
 
-def first_run(entry: Entry, contender: Contender, problem: Problem, truth: Reference | None, device: str) -> Run:
-    """Build, warm up, and read memory and errors off the second run (the first may compile and tune)."""
+def first_runs(
+    entry: Entry, contender: Contender, problem: Problem, truth: Reference | None, device: str
+) -> tuple[Run, float]:
+    """Build, warm up, and read seconds, memory and errors off the second run (the first may compile and tune)."""
     run, entry.note = contender.build(problem)
     run()
     synchronize(device)
@@ -122,8 +124,10 @@ def first_run(entry: Entry, contender: Contender, problem: Problem, truth: Refer
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
+    start = time.perf_counter()
     outputs = run()
     synchronize(device)
+    seconds = time.perf_counter() - start
     if device == "cuda" and contender.kind != "graph":  # a graph holds its memory before the replay
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = torch.cuda.max_memory_allocated() - before - returned
@@ -132,7 +136,7 @@ def first_run(entry: Entry, contender: Contender, problem: Problem, truth: Refer
         worst = max((name for name in entry.errors if name != "loss"), key=lambda name: _size(entry.errors, name))
         if not _size(entry.errors, worst) <= TOLERANCE[problem.spec.dtype]:
             entry.status, entry.reason = "wrong", f"{worst} off by {100 * entry.errors[worst]:.3g} %"
-    return run
+    return run, seconds
 
 
 def _size(errors: dict[str, float] | None, name: str) -> float:
@@ -164,8 +168,7 @@ def measure(
         free_memory(device)  # after the except block: the traceback keeps the tensors
 
     def prepare(i: int) -> None:
-        runs[i] = first_run(entries[i], contenders[i], problem, truth, device)
-        each[i] = seconds_of(runs[i], device)
+        runs[i], each[i] = first_runs(entries[i], contenders[i], problem, truth, device)
 
     def turn(i: int) -> None:
         start = mark(device)
@@ -175,7 +178,8 @@ def measure(
     for i in range(len(entries)):
         guarded(i, partial(prepare, i))
     if runs:
-        for _ in range(repeats_within(seconds * len(runs), sum(each[i] for i in runs))):
+        turns = sum(each[i] for i in runs)
+        for _ in range(repeats_within(seconds * len(runs), turns, least=3 if turns < 20 else 1)):
             for i in list(runs):
                 guarded(i, partial(turn, i))
 

@@ -107,6 +107,9 @@ def torch_loss(chunk: int | None) -> Loss:
 
 
 def torch_default(problem: Problem) -> tuple[Run, str]:
+    if problem.h.device.type == "cpu" and problem.spec.classes**2 > 2e9:
+        # V/d chunks or more, each of which adds to all V·d elements of dW.
+        raise UnavailableError("its own choice of chunk takes minutes a call on a CPU at this many classes")
     return differentiate(torch_loss(None), problem), "its own chunks"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import math
 import platform
 import subprocess
 from typing import Any
@@ -76,10 +77,17 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
         "share_of_gemm_peak": None if rate is None else rate / peak_of(spec, peaks),
         "eager_over_it": eager_ratio(entry, entries),
         "extra_bytes": entry.extra_bytes,
-        "relative_errors": entry.errors,
+        "relative_errors": _finite(entry.errors),
         "rule_kernels_ms": entry.rule_ms,
         "write_adds_ms": added_by_write(entry, entries) if entry.kind == "step with write" else None,
     }
+
+
+def _finite(errors: dict[str, float] | None) -> dict[str, float | None] | None:
+    """JSON knows no NaN."""
+    if errors is None:
+        return None
+    return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
 def peak_of(spec: Spec, peaks: Peaks) -> float:

@@ -161,8 +161,8 @@ def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]],
 def run_cpu(session: Session, specs: list[Spec]) -> None:
     """The losses only: what the rule adds to a step on a CPU is the other benchmark, rule_overhead."""
     for spec in specs:
-        eager = [c for c in TORCH if spec.dtype != torch.float32 or c.name != "eager, fp32 logits"]
-        session.part(spec, [*OURS, *without_optional(eager), TORCH_LCE, TORCH_LCE_TUNED], together=True)
+        plain = [c for c in without_optional(TORCH) if c.name != "eager, fp32 logits"]
+        session.part(spec, [*OURS, *plain, TORCH_LCE, TORCH_LCE_TUNED], together=True)
 
 
 def fastest_exact(entries: list[Entry], shape: str, count: int = 2) -> list[Contender]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable
@@ -58,8 +57,11 @@ def step(make_optimizer: MakeOptimizer, write: bool) -> Callable[[Problem], tupl
         head.weight = nn.Parameter(weight.clone())
         optimizer = make_optimizer([head.weight], head)
         if write:
-            with contextlib.suppress(RuntimeError):  # an optimizer that was given the head may have attached it
+            try:
                 head.attach(optimizer)
+            except RuntimeError as error:  # an optimizer that was given the head may have attached it itself
+                if "attached to an optimizer already" not in str(error):
+                    raise
         h = problem.h.detach().clone().requires_grad_()
 
         def run() -> None:
