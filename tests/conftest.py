@@ -1,8 +1,13 @@
 """What every test needs: one thread, repeatable examples, and a reason where there is no GPU."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: it then runs its kernels on the CPU
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("default")
