@@ -42,19 +42,20 @@ def one_pass(name: str) -> MakeOptimizer:
     return make
 
 
-def step(make_optimizer: MakeOptimizer, write: bool) -> Callable[[Problem], tuple[Run, str]]:
+def step(make_optimizer: MakeOptimizer, write: bool, master: bool = False) -> Callable[[Problem], tuple[Run, str]]:
     """Loss, backward, optimizer step, and the write.
 
     No class is ever familiar (the limit is not reached), so every class of the batch is written in every step: the
-    most that the rule can cost.
+    most that the rule can cost. With ``master`` the weight is fp32 and the step runs under autocast.
     """
 
     def build(problem: Problem) -> tuple[Run, str]:
-        spec, weight = problem.spec, problem.weight.detach()
+        spec, weight = problem.spec, problem.weight.detach().clone()
+        weight = weight.float() if master else weight
         head = HebbianSoftmax(
             spec.features, spec.classes, gamma=0.1, limit=10**9, device=weight.device, dtype=weight.dtype
         )
-        head.weight = nn.Parameter(weight.clone())
+        head.weight = nn.Parameter(weight)
         optimizer = make_optimizer([head.weight], head)
         if write:
             try:
@@ -65,7 +66,9 @@ def step(make_optimizer: MakeOptimizer, write: bool) -> Callable[[Problem], tupl
         h = problem.h.detach().clone().requires_grad_()
 
         def run() -> None:
-            head.loss(h, problem.targets, remember=write).backward()
+            with torch.autocast(h.device.type, torch.bfloat16, enabled=master):
+                loss = head.loss(h, problem.targets, remember=write)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             h.grad = None
@@ -81,12 +84,17 @@ OPTIMIZERS = {
     "OnePassRMSprop": one_pass("OnePassRMSprop"),
     "OnePassAdam": one_pass("OnePassAdam"),
 }
+MASTERS = ("RMSprop (foreach)", "OnePassRMSprop")
+
+
+def contender(name: str, write: bool, master: bool) -> Contender:
+    title = f"step, {name}" + (", fp32 master" if master else "") + (" + write" if write else "")
+    return Contender(title, "step with write" if write else "step", step(OPTIMIZERS[name], write, master))
+
+
 STEPS = [
-    Contender(
-        f"step, {name}" + (" + write" if write else ""), "step with write" if write else "step", step(make, write)
-    )
-    for name, make in OPTIMIZERS.items()
-    for write in (False, True)
+    *(contender(name, write, master=False) for name in OPTIMIZERS for write in (False, True)),
+    *(contender(name, write, master=True) for name in MASTERS for write in (False, True)),
 ]
 
 
