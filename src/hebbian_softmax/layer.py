@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import checks
+from hebbian_softmax import loss as losses
 from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
+from hebbian_softmax.low_precision import LowPrecisionCopy, wants_low_precision
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.pending import Activations, Call
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
@@ -109,6 +111,8 @@ class HebbianSoftmax(nn.Linear):
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """Parameters that grew and whose gradients are checked for it, by ``id``."""
+        self.low_precision: LowPrecisionCopy | None = None
+        """The weight in bfloat16 for the loss, kept by an optimizer of :mod:`hebbian_softmax.optim`."""
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -215,7 +219,7 @@ class HebbianSoftmax(nn.Linear):
             check_gathered(self.weight, h)
             checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
-        loss = cross_entropy(
+        loss = self._cross_entropy(h)(
             F.dropout(flat, self.dropout, self.training),
             self.weight,
             flat_targets,
@@ -258,11 +262,15 @@ class HebbianSoftmax(nn.Linear):
     def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
         """From now on every real step of ``optimizer`` ends with the rule's write.
 
+        One of :mod:`hebbian_softmax.optim` made with ``head=`` is attached already: its handle is returned.
+
         In data-parallel training all ranks of ``process_group`` (default: all, when initialised) form one batch, and
         every one of them must step. Returns a handle whose ``remove()`` undoes it. Copies and unpickled heads are not
         attached; neither are copies of the optimizer.
         """
         if self._attachment is not None:
+            if self._attachment.active and getattr(optimizer, "head", None) is self and process_group is None:
+                return self._attachment
             if self._attachment.active:
                 raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")
             self._attachment.remove()
@@ -351,12 +359,25 @@ class HebbianSoftmax(nn.Linear):
             )
         return attached
 
+    def _cross_entropy(self, h: Tensor) -> Callable[..., Tensor]:
+        """The loss function; on the weight's copy in bfloat16, where there is one and h asks for it."""
+        on_copy = getattr(losses, "linear_cross_entropy_master", None)
+        copy = self.low_precision
+        if on_copy is None or copy is None or torch.compiler.is_compiling() or not wants_low_precision(h):
+            return cross_entropy
+
+        def loss(input: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+            result: Tensor = on_copy(input, weight, copy.of(weight), target, **options)
+            return result
+
+        return loss
+
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles are not attached: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {"_attachment": None, "checked_gradients": set()}
+        return self.__dict__ | {"_attachment": None, "checked_gradients": set(), "low_precision": None}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)

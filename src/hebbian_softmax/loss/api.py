@@ -94,21 +94,26 @@ def cross_entropy(
         return reference.cross_entropy(
             input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
         )
-    checks.check_values(target, linear_weight.shape[0], ignore_index)
+    if torch.compiler.is_compiling():
+        from hebbian_softmax.loss.uncompiled import apply
+    else:
+        apply = LinearCrossEntropy.apply
     products = selection.product_dtype(input)
     wide = torch.promote_types(products, torch.float32)
-    rows, targets = input.reshape(-1, input.shape[-1]), target.reshape(-1)
-    targets = torch.where(targets == ignore_index, -1, targets)
     settings = Settings(
         impl=impl,
         workspace=workspace or selection.default_workspace(input.device),
         products=products,
         result=selection.result_dtype(input),
         reduction=reduction,
+        ignore_index=ignore_index,
+        differentiable=torch.is_grad_enabled(),
         zero_if_empty=zero_if_empty,
     )
     weighting = Weighting(None if weight is None else weight.to(wide), float(label_smoothing))
-    loss: Tensor = LinearCrossEntropy.apply(rows, linear_weight, linear_bias, targets, weighting, settings)
+    loss: Tensor = apply(
+        input.reshape(-1, input.shape[-1]), linear_weight, linear_bias, target.reshape(-1), weighting, settings
+    )
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.checks import check_integer, check_number
+from hebbian_softmax.loss.selection import autocasts
 
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 REDUCTIONS = ("mean", "sum", "none")
@@ -38,7 +39,7 @@ def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any
         if target.shape != input.shape[:-1]:
             shape = tuple(input.shape[:-1])
             raise ValueError(f"target must have shape {shape} to go with input, got {tuple(target.shape)}")
-    if not torch.is_autocast_enabled(input.device.type):  # which would bring them to one dtype
+    if not autocasts(input):  # which would bring them to one dtype
         for name, value in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
             if value is not None and value.dtype != input.dtype:
                 raise TypeError(f"{name} must have the dtype of input, {input.dtype}, got {value.dtype}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss import selection
+from hebbian_softmax.loss.checks import check_values
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 from hebbian_softmax.loss.scaling import scaled
 from hebbian_softmax.loss.weighting import Weighting
@@ -23,6 +24,9 @@ class Settings:
     result: torch.dtype
     """The dtype of the loss."""
     reduction: str
+    ignore_index: int
+    differentiable: bool
+    """Whether gradients are recorded; inside the node torch no longer says."""
     zero_if_empty: bool
     """Whether a mean over no target is 0, and not the NaN of ``F.cross_entropy``."""
 
@@ -45,10 +49,12 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         with torch.autocast(input.device.type, enabled=False):
             wanted = [
-                None if each is None or not needed else each.dtype
+                each.dtype if each is not None and needed and settings.differentiable else None
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
+            check_values(target, weight.shape[0], settings.ignore_index)
+            target = torch.where(target == settings.ignore_index, -1, target)
             problem = Problem.of(input, weight, bias, target, settings.products)
             engine = selection.engine(settings.impl, problem)
             share = row_share(problem, weighting, settings)

@@ -23,18 +23,23 @@ def default_workspace(device: torch.device) -> int:
     return _WORKSPACE.get(device.type, 2**28)
 
 
+def autocasts(input: Tensor) -> bool:
+    device = input.device.type
+    return (
+        input.dtype != torch.float64
+        and torch.amp.is_autocast_available(device)  # not for meta tensors, of which asking further would raise
+        and torch.is_autocast_enabled(device)
+    )
+
+
 def product_dtype(input: Tensor) -> torch.dtype:
     """What F.linear computes in: under autocast its dtype, which leaves float64 alone."""
-    device = input.device.type
-    if torch.is_autocast_enabled(device) and input.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return input.dtype
+    return torch.get_autocast_dtype(input.device.type) if autocasts(input) else input.dtype
 
 
 def result_dtype(input: Tensor) -> torch.dtype:
     """What F.cross_entropy of such logits returns: under autocast float32."""
-    autocast = torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64
-    return torch.float32 if autocast else input.dtype
+    return torch.float32 if autocasts(input) else input.dtype
 
 
 def needs_reference(*tensors: Tensor | None) -> bool:

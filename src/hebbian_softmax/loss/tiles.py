@@ -63,7 +63,7 @@ class Plan:
         - group × classes logits in float32 where the compute dtype is narrower: up to a quarter of the workspace;
         - block × d of the matrix or its gradient, where they are converted: up to a quarter.
 
-        Rows are whole while at least 64 of them fit. The smallest tile is one row by 64 classes.
+        Rows are whole while at least 64 of them fit. The least is one row by 64 classes, and 64 classes a block.
         """
         (n, d), v = problem.input.shape, problem.weight.shape[0]
         dtype = compute_dtype(problem)
@@ -81,7 +81,7 @@ class Plan:
             classes = max((elements // rows - beside) // _ALIGNMENT, 1) * _ALIGNMENT
         rows, classes = max(min(rows, n), 1), min(classes, padded(v))
         group = max(grouped // (max(dtype.itemsize, 4) * classes), 1)
-        block = max(blocked // (4 * max(d, 1)), 1)
+        block = max(blocked // (4 * max(d, 1)), _ALIGNMENT)
         return cls(rows, min(classes, v), min(group, rows), min(block, classes))
 
 

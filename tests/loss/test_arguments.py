@@ -1,0 +1,123 @@
+"""What is refused, what nothing-to-do gives, and which implementation ``auto`` takes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax.loss import chunked, reference, selection
+from tests.loss.cases import every_engine, make, ours, with_gradients
+
+H, W, Y = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 5, 2])
+BAD = [
+    ({"input": [1.0]}, TypeError, "input must be a tensor, got list"),
+    ({"input": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "input must be floating point, got torch.int64"),
+    ({"input": torch.randn(3, 5)}, ValueError, r"input must have shape \(4,\) or \(N, 4\).*got \(3, 5\)"),
+    ({"input": torch.randn(1, 3, 4)}, ValueError, r"got \(1, 3, 4\)"),
+    ({"linear_weight": torch.randn(6)}, ValueError, r"linear_weight must have shape \(classes, features\), got \(6,\)"),
+    ({"linear_weight": W.double()}, TypeError, "linear_weight must have the dtype of input, torch.float32, got"),
+    ({"linear_weight": torch.randn(6, 4, device="meta")}, ValueError, "device of input, cpu, got meta"),
+    ({"linear_bias": torch.randn(5)}, ValueError, r"linear_bias must have shape \(6,\), got \(5,\)"),
+    ({"target": torch.tensor([0, 1])}, ValueError, r"target must have shape \(3,\).*got \(2,\)"),
+    ({"target": torch.rand(3)}, TypeError, "class indices of an integer dtype, got torch.float32"),
+    ({"target": torch.tensor([0, 6, 1])}, IndexError, r"target must be in \[0, 5\] or ignore_index=-100, got 6"),
+    ({"target": torch.tensor([0, -1, 1])}, IndexError, "got -1"),
+    ({"weight": torch.rand(5)}, ValueError, r"weight must have shape \(6,\), got \(5,\)"),
+    ({"weight": torch.rand(6).requires_grad_()}, ValueError, "weight must not require a gradient"),
+    ({"weight": torch.ones(6, dtype=torch.int64)}, TypeError, "weight must be floating point"),
+    ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
+    ({"ignore_index": 0.5}, TypeError, "ignore_index must be an integer, got 0.5"),
+    ({"label_smoothing": 1.5}, ValueError, r"label_smoothing must be in \[0, 1\], got 1.5"),
+    ({"impl": "fast"}, ValueError, "impl must be one of auto, reference, chunked, triton, got 'fast'"),
+    ({"workspace": 0}, ValueError, "workspace must be at least 1, got 0"),
+    ({"workspace": 1e6}, TypeError, "workspace must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "match"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_refused(change, error, match) -> None:
+    with pytest.raises(error, match=match):
+        linear_cross_entropy(**({"input": H, "linear_weight": W, "target": Y, "impl": "chunked"} | change))
+
+
+def test_triton_says_what_it_needs() -> None:
+    with pytest.raises(RuntimeError, match="needs a CUDA device, Triton, bfloat16 and a number of features divisible"):
+        linear_cross_entropy(H, W, Y, impl="triton")
+
+
+def test_the_others_refuse_alike() -> None:
+    with pytest.raises(ValueError, match="target must have shape"):
+        linear_log_prob(H, W, torch.tensor(1))
+    with pytest.raises(IndexError, match="got 6"):
+        linear_log_prob(H, W, torch.tensor([6, 0, 0]), impl="chunked")
+    with pytest.raises(ValueError, match="k must be at most the number of classes, 6, got 7"):
+        linear_topk(H, W, 7)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        linear_topk(H, W, 0)
+
+
+@every_engine
+@pytest.mark.parametrize("n", [0, 5])
+def test_an_empty_or_ignored_batch_is_that_of_torch(impl, device, n) -> None:
+    case = make(n, 16, 30, device=device, dtype=torch.bfloat16, bias=True)
+    case.target.fill_(-100)
+    for reduction, value in (("mean", math.nan), ("sum", 0.0)):
+        loss = ours(case, impl=impl, reduction=reduction)
+        assert loss.item() == pytest.approx(value, nan_ok=True)
+        for each in with_gradients(loss, case, torch.ones_like(loss))[1:]:
+            assert not each.any()
+    loss = ours(case, impl=impl, reduction="none")
+    assert loss.tolist() == [0.0] * n
+    for each in with_gradients(loss, case, torch.ones_like(loss))[1:]:
+        assert not each.any()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_the_layer_has_no_nan_for_it(impl, weighted, monkeypatch) -> None:
+    monkeypatch.setattr(selection, "_TINY", 10**9 if impl == "reference" else 0)
+    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5, bias=True)
+    weight = torch.zeros(6) if weighted else None
+    loss = head.loss(H, Y if weighted else torch.full((3,), -100), weight=weight, remember=False)
+    loss.backward()
+    assert loss.item() == 0
+    assert not head.weight.grad.any()
+    assert not head.bias.grad.any()
+
+
+def test_the_layer_uses_tiles(monkeypatch) -> None:
+    monkeypatch.setattr(selection, "_TINY", 0)
+    monkeypatch.setattr(reference, "cross_entropy", None)
+    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5, bias=True).double()
+    h = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[0, 5, -100], [1, 1, 2]])
+    for reduction in ("mean", "sum", "none"):
+        for smoothing in (0.0, 0.1):
+            found = head.loss(h, y, reduction=reduction, label_smoothing=smoothing, remember=False)
+            logits = head(h).reshape(6, 6)
+            options = {"reduction": reduction, "label_smoothing": smoothing}
+            expected = F.cross_entropy(logits, y.flatten(), **options)
+            torch.testing.assert_close(found, expected.view(2, 3) if reduction == "none" else expected)
+
+
+def test_what_auto_takes(monkeypatch) -> None:
+    used: list[int] = []
+    original = chunked.row_terms
+    monkeypatch.setattr(chunked, "row_terms", lambda *args: used.append(1) or original(*args))
+    linear_cross_entropy(H, W, Y)
+    assert not used
+    linear_cross_entropy(torch.randn(64, 4), torch.randn(2**15, 4), torch.zeros(64, dtype=torch.int64))
+    assert used
+    linear_cross_entropy(H.to("meta"), W.to("meta"), Y.to("meta"))
+
+
+def test_triton_is_not_imported_with_the_library() -> None:
+    code = "import sys, hebbian_softmax; print('triton' in sys.modules, 'torch._dynamo' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]

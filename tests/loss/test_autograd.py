@@ -1,0 +1,180 @@
+"""The autograd node: only what is needed, kept graphs, second derivatives, transforms, compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hebbian_softmax import linear_cross_entropy
+from hebbian_softmax.loss import chunked, selection
+from hebbian_softmax.loss.problem import Needs
+from tests.loss.cases import assert_no_worse_than_eager, every_engine, make, ours, skip_unless_it_can, with_gradients
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("workspace", [None, 2000])
+def test_gradcheck(reduction: str, smoothing: float, workspace: int | None) -> None:
+    case = make(5, 3, 70, bias=True, weighted=True, ignored=0.2)
+
+    def loss(input: Tensor, linear_weight: Tensor, linear_bias: Tensor) -> Tensor:
+        return linear_cross_entropy(
+            input,
+            linear_weight,
+            case.target,
+            linear_bias=linear_bias,
+            weight=case.weight,
+            reduction=reduction,
+            label_smoothing=smoothing,
+            impl="chunked",
+            workspace=workspace,
+        )
+
+    assert torch.autograd.gradcheck(loss, case.operands())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("frozen", [{"input"}, {"linear_weight"}, {"input", "linear_bias"}, {"linear_bias"}])
+def test_what_is_frozen_costs_nothing(reduction, frozen, monkeypatch) -> None:
+    wanted: list[Needs] = []
+    for name in ("row_terms_and_gradients", "gradients"):
+        original = getattr(chunked, name)
+
+        def spy(*args, original=original):
+            wanted.append(next(each for each in args if isinstance(each, Needs)))
+            return original(*args)
+
+        monkeypatch.setattr(chunked, name, spy)
+    case = make(bias=True)
+    for name in frozen:
+        getattr(case, name).requires_grad_(False)
+    ours(case, impl="chunked", reduction=reduction).sum().backward()
+    needs = {"input": wanted[0].input, "linear_weight": wanted[0].weight, "linear_bias": wanted[0].bias}
+    assert len(wanted) == 1
+    for name, dtype in needs.items():
+        assert (dtype is None) == (name in frozen)
+        assert (getattr(case, name).grad is None) == (name in frozen)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_are_only_terms(context, monkeypatch) -> None:
+    for name in ("row_terms_and_gradients", "gradients"):
+        monkeypatch.setattr(chunked, name, None)
+    case = make()
+    with context():
+        assert not ours(case, impl="chunked").requires_grad
+
+
+@every_engine
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_kept_graph_gives_the_same_gradients_again(impl, device, reduction, factor) -> None:
+    case = make(device=device, dtype=torch.bfloat16, bias=True)
+    loss = ours(case, impl=impl, reduction=reduction).sum() * factor
+    runs = [torch.autograd.grad(loss, case.operands(), retain_graph=True) for _ in range(3)]
+    kept = [each.clone() for each in runs[0]]
+    for run in runs:
+        for each in run:
+            each.mul_(0)  # what is handed out is the caller's
+    last = torch.autograd.grad(loss, case.operands())
+    assert all(torch.equal(*pair) for pair in zip(last, kept, strict=True))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_gradient_is_the_buffer_made_in_forward(factor: float) -> None:
+    case = make(dtype=torch.float32)
+    loss = ours(case, impl="chunked")
+    made = [each.data_ptr() for each in loss.grad_fn.saved_tensors if each is not None]
+    (loss * factor).backward()
+    assert case.input.grad.data_ptr() in made
+    assert case.linear_weight.grad.data_ptr() in made
+
+
+@every_engine
+def test_gradients_add_up(impl, device) -> None:
+    case = make(device=device, dtype=torch.bfloat16)
+    for _ in range(2):
+        ours(case, impl=impl).backward()
+    (once,) = torch.autograd.grad(ours(case, impl=impl), case.linear_weight)
+    torch.testing.assert_close(case.linear_weight.grad, 2 * once)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_differentiating_twice(reduction: str) -> None:
+    case = make()
+    loss = ours(case, impl="chunked", reduction=reduction).sum()
+    first = torch.autograd.grad(loss, case.operands(), create_graph=True)  # in itself harmless
+    with pytest.raises(RuntimeError, match='impl="reference"'):
+        torch.autograd.grad(first[0].sum(), case.operands())
+    loss = ours(case, impl="reference", reduction=reduction).sum()
+    first = torch.autograd.grad(loss, case.operands(), create_graph=True)
+    assert torch.autograd.grad(first[0].sum(), case.operands())[1].any()
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layouts(impl, device, dtype) -> None:
+    skip_unless_it_can(impl, dtype)
+    plain = make(20, 16, 96, device=device, dtype=dtype, bias=True)
+    odd = make(20, 16, 96, device=device, dtype=dtype, bias=True)
+    odd.input = plain.input.detach().t().contiguous().t().requires_grad_()
+    odd.linear_weight = plain.linear_weight.detach().t().contiguous().t().requires_grad_()
+    odd.linear_bias = plain.linear_bias.detach().repeat_interleave(2)[::2].requires_grad_()
+    odd.target = plain.target.repeat_interleave(2)[::2]
+    assert not odd.linear_weight.is_contiguous()
+    for reduction in ("mean", "none"):
+        assert_no_worse_than_eager(odd, impl, reduction=reduction)
+        losses = [ours(each, impl=impl, reduction=reduction) for each in (plain, odd)]
+        assert torch.equal(*losses)
+
+
+def test_expanded_upstream_of_a_sum() -> None:
+    case = make()
+    ours(case, impl="chunked", reduction="none").sum().backward()
+    expected = with_gradients(loss := ours(case, impl="chunked", reduction="sum"), case, torch.ones_like(loss))
+    torch.testing.assert_close(case.input.grad, expected[1])
+
+
+@pytest.fixture
+def never_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_TINY", 0)
+
+
+@pytest.mark.usefixtures("never_tiny")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forward mode uses what torch deprecates
+def test_torch_func_and_forward_mode_use_the_reference() -> None:
+    case = make(6, 4, 20)
+    expected = with_gradients(loss := ours(case, impl="reference"), case, torch.ones_like(loss))
+
+    def of_weight(weight: Tensor) -> Tensor:
+        return linear_cross_entropy(case.input.detach(), weight, case.target)
+
+    weight = case.linear_weight.detach()
+    torch.testing.assert_close(torch.func.grad(of_weight)(weight), expected[2])
+    tangent = torch.randn_like(weight)
+    _, slope = torch.func.jvp(of_weight, (weight,), (tangent,))
+    torch.testing.assert_close(slope, (expected[2] * tangent).sum())
+    with forward_ad.dual_level():
+        loss = of_weight(forward_ad.make_dual(weight, tangent))
+        torch.testing.assert_close(forward_ad.unpack_dual(loss).tangent, slope)
+        assert forward_ad.unpack_dual(of_weight(weight)).tangent is None
+
+
+@pytest.mark.usefixtures("never_tiny")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_compiled() -> None:
+    torch._dynamo.reset()
+    case = make(6, 4, 20, dtype=torch.float32)
+
+    def loss_of(scale: float) -> Tensor:
+        return linear_cross_entropy(case.input * scale, case.linear_weight, case.target) * 2
+
+    compiled = torch.compile(loss_of, backend="aot_eager")
+    found = with_gradients(loss := compiled(1.5), case, torch.ones_like(loss))
+    logits = F.linear(case.input * 1.5, case.linear_weight)
+    expected = with_gradients(loss := F.cross_entropy(logits, case.target) * 2, case, torch.ones_like(loss))
+    for pair in zip(found, expected, strict=True):
+        torch.testing.assert_close(*pair)

@@ -1,0 +1,91 @@
+"""Loss and gradients over every option, against float64, with the rule: error ≤ eager's error + tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.loss.cases import DTYPES, assert_no_worse_than_eager, error, every_engine, make, ours, skip_unless_it_can
+
+SIZES = [(1, 8, 2), (1, 16, 211), (13, 8, 97), (64, 24, 64), (33, 40, 1009), (130, 8, 4099)]
+WORKSPACES = [None, 100_000, 9_000, 1]
+"""In turn: one tile, a few, a split vocabulary, and the smallest tiles there are."""
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes(impl, device, dtype, reduction, size) -> None:
+    skip_unless_it_can(impl, dtype)
+    assert_no_worse_than_eager(make(*size, device=device, dtype=dtype), impl, reduction=reduction)
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_options(impl, device, dtype, workspace, smoothing, bias, weighted, reduction) -> None:
+    skip_unless_it_can(impl, dtype)
+    case = make(37, 16, 211, device=device, dtype=dtype, bias=bias, weighted=weighted, ignored=0.3)
+    assert_no_worse_than_eager(case, impl, workspace, label_smoothing=smoothing, reduction=reduction)
+
+
+@every_engine
+@pytest.mark.parametrize("ignore_index", [-1, 5, 10**6])
+def test_ignore_index_may_be_any_number(impl, device, ignore_index) -> None:
+    case = make(40, 16, 11, device=device, dtype=torch.bfloat16, bias=True)
+    case.target[::3] = ignore_index
+    for reduction in ("mean", "none"):
+        assert_no_worse_than_eager(case, impl, ignore_index=ignore_index, reduction=reduction)
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_row_without_a_batch(impl, device, dtype) -> None:
+    skip_unless_it_can(impl, dtype)
+    case = make(1, 16, 211, device=device, dtype=dtype)
+    row = make(1, 16, 211, device=device, dtype=dtype)
+    row.input, row.linear_weight = case.input.detach()[0].requires_grad_(), case.linear_weight
+    row.target = case.target[0]
+    for reduction in ("mean", "sum", "none"):
+        loss = ours(row, impl=impl, reduction=reduction)
+        assert loss.shape == ()
+        assert torch.autograd.grad(loss, row.input)[0].shape == (16,)
+        torch.testing.assert_close(loss, ours(case, impl=impl, reduction="sum"))
+
+
+@every_engine
+def test_targets_of_a_narrow_dtype(impl, device) -> None:
+    case = make(9, 16, 50, device=device, dtype=torch.bfloat16)
+    expected = ours(case, impl=impl)
+    case.target = case.target.to(torch.uint8)
+    assert torch.equal(ours(case, impl=impl), expected)
+
+
+@every_engine
+def test_the_sum_over_many_tiles_does_not_degrade(impl, device) -> None:
+    """A bfloat16 sum over 256 tiles would stop growing after the first ones."""
+    case = make(512, 8, 64, device=device, dtype=torch.bfloat16)
+    case.target.fill_(3)
+    exact = case.to(torch.float64)
+    (truth,) = torch.autograd.grad(ours(exact, impl="reference"), exact.linear_weight)
+    for workspace in (None, 512):
+        (found,) = torch.autograd.grad(ours(case, impl=impl, workspace=workspace), case.linear_weight)
+        assert error(found, truth) < 8e-3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_reference_is_eager(reduction: str) -> None:
+    case = make(13, 5, 29, bias=True, weighted=True, ignored=0.3)
+    assert_no_worse_than_eager(case, "reference", reduction=reduction, label_smoothing=0.1)
+
+
+@every_engine
+def test_the_same_input_gives_the_same_bits(impl, device) -> None:
+    case = make(70, 16, 999, device=device, dtype=torch.bfloat16, bias=True)
+    runs = [torch.autograd.grad(ours(case, impl=impl), case.operands()) for _ in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))

@@ -1,0 +1,138 @@
+"""Where careless arithmetic loses everything: probabilities near 0 and 1, huge logits, masked classes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.loss.cases import (
+    DTYPES,
+    TOLERANCE,
+    Case,
+    assert_no_worse_than_eager,
+    eager,
+    error,
+    every_engine,
+    make,
+    ours,
+    skip_unless_it_can,
+    with_gradients,
+)
+
+
+def confident(margin: float, dtype: torch.dtype, device: str) -> Case:
+    """Three classes besides the target, ``margin`` below it."""
+    h = torch.zeros(1, 8, dtype=dtype, device=device)
+    h[0, 0] = 1
+    w = torch.zeros(4, 8, dtype=dtype, device=device)
+    w[2, 0] = margin
+    return Case(h.requires_grad_(), w.requires_grad_(), torch.tensor([2], device=device))
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("margin", [4.0, 7.0, 12.0, 24.0, 40.0])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_the_gradient_near_probability_one(impl, device, dtype, margin, reduction) -> None:
+    """Eager loses it: in bfloat16 1 - p rounds to 0 above margin 7. Here it is right to the rounding of the logits."""
+    skip_unless_it_can(impl, dtype)
+    case = confident(margin, dtype, device)
+    loss = ours(case, impl=impl, reduction=reduction)
+    _, dh, dw = with_gradients(loss, case, torch.ones_like(loss))
+    rest = 3 * math.exp(-margin) / (1 + 3 * math.exp(-margin))
+    tolerance = (2 + margin) * torch.finfo(dtype).eps if dtype != torch.bfloat16 else 2 * torch.finfo(dtype).eps
+    assert loss.item() == pytest.approx(math.log1p(3 * math.exp(-margin)), rel=tolerance)
+    assert float(dw[2, 0]) == pytest.approx(-rest, rel=tolerance)
+    assert float(dw[0, 0]) == pytest.approx(rest / 3, rel=tolerance)
+    assert float(dh[0, 0]) == pytest.approx(-rest * margin, rel=tolerance)
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("workspace", [None, 5000])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_logits_of_magnitude_ten_thousand(impl, device, dtype, workspace, reduction) -> None:
+    """Here rounded logits are rounded by more than 1: only what eager gets right can be asked for."""
+    skip_unless_it_can(impl, dtype)
+    case = make(19, 16, 211, device=device, dtype=dtype, scale=1e4)
+    found = with_gradients(loss := ours(case, impl=impl, workspace=workspace, reduction=reduction), case, ones(loss))
+    plain = with_gradients(loss := eager(case, reduction=reduction), case, ones(loss))
+    exact = case.to(torch.float64)
+    truth = with_gradients(loss := eager(exact, reduction=reduction), exact, ones(loss))
+    for mine, theirs, each in zip(found, plain, truth, strict=True):
+        assert torch.isfinite(mine).all()
+        assert error(mine, each) <= 1.5 * error(theirs, each) + 1e4 * torch.finfo(dtype).eps
+
+
+def ones(loss: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(loss)
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_targets_equal(impl, device, dtype) -> None:
+    skip_unless_it_can(impl, dtype)
+    case = make(200, 16, 211, device=device, dtype=dtype)
+    case.target.fill_(210)
+    for workspace in (None, 9000):
+        assert_no_worse_than_eager(case, impl, workspace)
+
+
+@every_engine
+@pytest.mark.parametrize("workspace", [None, 600])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_one_class(impl, device, workspace, reduction) -> None:
+    case = make(5, 8, 1, device=device, dtype=torch.bfloat16, bias=True)
+    loss = ours(case, impl=impl, workspace=workspace, reduction=reduction)
+    for each in with_gradients(loss, case, ones(loss)):
+        assert not each.any()
+
+
+@pytest.mark.parametrize("workspace", [None, 9000])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_classes_masked_by_their_bias(workspace, reduction) -> None:
+    """All but the target of the first row, and the target of the last."""
+    case = make(3, 8, 300, dtype=torch.float32, bias=True)
+    with torch.no_grad():
+        case.linear_bias[torch.arange(300) != 7] = -torch.inf
+    case.target = torch.tensor([7, 7, 7])
+    loss = ours(case, impl="chunked", workspace=workspace, reduction=reduction)
+    for each in with_gradients(loss, case, ones(loss)):
+        assert not each.any()
+    with torch.no_grad():
+        case.linear_bias[:] = 0
+        case.linear_bias[[7, 9]] = -torch.inf
+    loss = ours(case, impl="chunked", workspace=workspace, reduction=reduction)
+    assert torch.isinf(loss).all()
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ignored_rows_may_hold_huge_values(impl, device, dtype, reduction) -> None:
+    skip_unless_it_can(impl, dtype)
+    case = make(8, 16, 211, device=device, dtype=dtype)
+    with torch.no_grad():
+        case.input[3] *= 1e6
+    case.target[3] = -100
+    loss = ours(case, impl=impl, reduction=reduction)
+    _, dh, dw = with_gradients(loss, case, ones(loss))
+    assert not dh[3].any()
+    exact = case.to(torch.float64)
+    truth = with_gradients(loss := eager(exact, reduction=reduction), exact, ones(loss))
+    assert error(dw, truth[2]) <= 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("workspace", [None, 9000])
+def test_float16_gradients_wait_for_the_loss_scale(workspace) -> None:
+    """1 / N times a probability is below what float16 holds; multiplied with the scale of GradScaler it is not."""
+    case = make(64, 16, 5000, dtype=torch.float16, scale=0.1)
+    loss = ours(case, impl="chunked", workspace=workspace)
+    (dw,) = torch.autograd.grad(loss * 2.0**12, case.linear_weight)
+    exact = case.to(torch.float64)
+    (truth,) = torch.autograd.grad(ours(exact, impl="reference") * 2.0**12, exact.linear_weight)
+    rare = torch.ones(5000, dtype=torch.bool)
+    rare[case.target] = False
+    assert error(dw[rare], truth[rare]) < 5e-3

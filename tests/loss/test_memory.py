@@ -1,0 +1,118 @@
+"""The promise of ``workspace``: what is held besides inputs and results does not grow with N or V."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hebbian_softmax import linear_log_prob, linear_topk
+from tests.loss.cases import Case, make, ours
+
+
+class Watch(TorchDispatchMode):
+    """Bytes of the storages made inside that are alive: the most there were, and the largest one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.most = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor):
+                storage = each.untyped_storage()
+                if storage._cdata not in known and storage._cdata not in self.live:
+                    self.live[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.live.pop, storage._cdata, None)
+                    self.largest = max(self.largest, storage.nbytes())
+        self.most = max(self.most, sum(self.live.values()))
+        return out
+
+
+WORKSPACE = 250_000
+D = 16
+
+
+def held(case: Case, **options: object) -> int:
+    """The most bytes beside the gradients in the parameters' dtype and vectors of N and V numbers."""
+    n, v = len(case.target), case.linear_weight.shape[0]
+    with Watch() as watch:
+        ours(case, impl="chunked", workspace=WORKSPACE, **options).sum().backward()
+    results = sum(each.numel() * each.element_size() for each in case.operands())
+    if case.input.dtype == torch.bfloat16:
+        results += 4 * max(n, v) * D  # the float32 sums of a gradient in half precision, as documented
+        results += 4 * min(n, v) * D
+    return watch.most - results - 8 * 16 * (n + v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(("n", "v"), [(100, 200), (3000, 100), (100, 10_000), (700, 3001)])
+def test_the_loss_stays_in_its_workspace(dtype, reduction, n, v) -> None:
+    case = make(n, D, v, dtype=dtype, bias=True)
+    assert n * v * case.input.element_size() > WORKSPACE or n == 100
+    assert held(case, reduction=reduction) <= WORKSPACE
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_no_tensor_is_larger_than_workspace_inputs_or_results(smoothing: float) -> None:
+    case = make(700, D, 3001, dtype=torch.float32)
+    with Watch() as watch:
+        ours(case, impl="chunked", workspace=WORKSPACE, label_smoothing=smoothing).backward()
+    assert watch.largest <= max(WORKSPACE, 3001 * D * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_needs_no_gradient_stays_in_it_too(dtype: torch.dtype) -> None:
+    case = make(700, D, 3001, dtype=dtype)
+    vectors = 8 * 16 * (700 + 3001)
+    with Watch() as watch:
+        linear_log_prob(case.input, case.linear_weight, case.target, impl="chunked", workspace=WORKSPACE)
+    assert watch.most <= WORKSPACE + vectors
+    with Watch() as watch:
+        linear_topk(case.input, case.linear_weight, 5, workspace=WORKSPACE)
+    assert watch.most <= WORKSPACE + vectors + 700 * 5 * 12
+
+
+def test_eager_does_not() -> None:
+    """So the measurement measures."""
+    case = make(2000, D, 9001, dtype=torch.float32)
+    with Watch() as watch:
+        ours(case, impl="reference").backward()
+    assert watch.most > 2000 * 9001 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_on_the_device(impl: str) -> None:
+    peaks = []
+    for n in (4096, 16384):
+        case = make(n, 64, 30_011, device="cuda", dtype=torch.bfloat16)
+        ours(case, impl=impl, workspace=2**25).backward()  # kernels and cuBLAS make their own workspaces once
+        case.input.grad = case.linear_weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        ours(case, impl=impl, workspace=2**25).backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before - 4 * n * 64)
+    assert peaks[1] <= peaks[0] * 1.1 + 2**20
+    assert peaks[1] <= 2**25 + 30_011 * 64 * 6 + 2**22
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_device_is_never_waited_for(impl: str, reduction: str) -> None:
+    case = make(512, 64, 5003, device="cuda", dtype=torch.bfloat16, bias=True)
+    ours(case, impl=impl, reduction=reduction).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (ours(case, impl=impl, reduction=reduction, workspace=2**20).sum() * 3).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

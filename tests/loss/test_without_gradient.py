@@ -1,0 +1,77 @@
+"""log-probabilities and the likeliest classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hebbian_softmax import linear_log_prob, linear_topk
+from tests.loss.cases import DTYPES, TOLERANCE, error, every_engine, make, skip_unless_it_can
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("workspace", [None, 9000])
+def test_log_prob(impl, device, dtype, workspace) -> None:
+    skip_unless_it_can(impl, dtype)
+    case = make(37, 16, 211, device=device, dtype=dtype, bias=True, ignored=0.3)
+    found = linear_log_prob(
+        case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, impl=impl, workspace=workspace
+    )
+    plain = expected(case.input, case.linear_weight, case.linear_bias, case.target)
+    exact = case.to(torch.float64)
+    truth = expected(exact.input, exact.linear_weight, exact.linear_bias, exact.target)
+    for mine, theirs, each in zip(found, plain, truth, strict=True):
+        assert mine.dtype == torch.promote_types(dtype, torch.float32)
+        assert not mine.requires_grad
+        assert error(mine, each) <= error(theirs, each) + TOLERANCE[dtype]
+
+
+def expected(h, w, b, y) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = F.linear(h, w, b).detach()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    counted = y >= 0
+    log_prob = logits.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
+    return log_prob.where(counted, 0), logits.logsumexp(1).where(counted, 0)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
+def test_log_prob_of_one_row_and_of_none(impl: str) -> None:
+    w = torch.randn(9, 4)
+    for shape in ((), (0,)):
+        found = linear_log_prob(torch.randn(*shape, 4), w, torch.zeros(shape, dtype=torch.int64), impl=impl)
+        assert [tuple(each.shape) for each in found] == [shape, shape]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("workspace", [None, 20_000, 1])
+@pytest.mark.parametrize("k", [1, 3, 64, 211])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_topk(device, workspace, k, dtype) -> None:
+    case = make(9, 16, 211, device=device, dtype=dtype, bias=True)
+    logits = F.linear(case.input, case.linear_weight, case.linear_bias).detach()
+    values, classes = linear_topk(case.input, case.linear_weight, k, linear_bias=case.linear_bias, workspace=workspace)
+    torch.testing.assert_close(values, logits.topk(k, dim=1).values)
+    torch.testing.assert_close(logits.gather(1, classes), values)
+    assert all(len(set(row)) == k for row in classes.tolist())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("workspace", [None, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_of_equal_logits_the_lowest_class_comes_first(device, workspace, dtype) -> None:
+    logits = torch.randint(-3, 4, (20, 300), device=device).to(dtype)
+    h, w = torch.eye(20, device=device, dtype=dtype), logits.t().contiguous()
+    order = torch.sort(logits, dim=1, descending=True, stable=True)
+    for k in (1, 50, 130, 300):
+        values, classes = linear_topk(h, w, k, workspace=workspace)
+        assert values.dtype == dtype
+        assert torch.equal(values, order.values[:, :k])
+        assert torch.equal(classes, order.indices[:, :k])
+
+
+def test_topk_of_one_row_and_of_none() -> None:
+    w = torch.randn(9, 4)
+    assert [tuple(each.shape) for each in linear_topk(torch.randn(4), w, 2)] == [(2,), (2,)]
+    assert [tuple(each.shape) for each in linear_topk(torch.randn(0, 4), w, 2)] == [(0, 2), (0, 2)]
