@@ -1,16 +1,11 @@
 """The write's kernels against the write in torch's operations and against the paper's loops.
 
-Where there is no GPU, Triton's interpreter runs them, in a process of its own: it must be chosen before Triton is
-imported.
+Where there is no GPU, Triton's interpreter runs them.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -29,48 +24,28 @@ from hebbian_softmax import (
 )
 from hebbian_softmax.pending import Activations
 from hebbian_softmax.write import class_sums, write_batch
+from tests.interpreter import interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
-# Triton's interpreter converts arrays in ways that numpy warns of.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
-]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = quiet
 FEATURES, CLASSES = 13, 11
-kernel_test = (lambda test: test) if INTERPRETED else pytest.mark.gpu
 
 
-def reason_against_the_interpreter() -> str | None:
-    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("numpy") is None:
-        return "Triton's interpreter needs triton and numpy"
-    import numpy
-
-    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 4):
-        return f"Triton's interpreter does not work with numpy {numpy.__version__}"
-    return None
+@pytest.fixture(params=[pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cpu":
+        monkeypatch.setattr(device_write, "on_gpu", lambda tensor: True)
+    return request.param
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
-def test_in_the_interpreter() -> None:
-    reason = reason_against_the_interpreter()
-    if reason:
-        pytest.skip(reason)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+def head_of(device: str, **options: object) -> HebbianSoftmax:
+    return HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.2, "limit": 6, "device": device} | options))
 
 
-def head_of(**options: object) -> HebbianSoftmax:
-    return HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.2, "limit": 6, "device": DEVICE} | options))
-
-
-def batch(n: int, top: int = CLASSES, dtype: torch.dtype = torch.float32) -> Activations:
+def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.float32) -> Activations:
     """Zipf-like labels, activations with a common part."""
     h, y = torch.randn(n, FEATURES) + 0.5, (torch.rand(n) ** 2 * top).long()
-    return Activations(h.to(DEVICE, dtype), y.to(DEVICE))
+    return Activations(h.to(device, dtype), y.to(device))
 
 
 def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
@@ -107,92 +82,82 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-@kernel_test
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_kernels_are_the_torch_write(name: str) -> None:
+def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     sizes = (1, 24, 7, 30)
-    compare(head_of(**OPTIONS[name]), [[batch(n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
+    compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
 
 
-@kernel_test
-def test_all_targets_equal() -> None:
-    call = batch(40)
+def test_all_targets_equal(device: str) -> None:
+    call = batch(device, 40)
     call.targets.fill_(3)
-    compare(head_of(), [[call], [call]])
+    compare(head_of(device), [[call], [call]])
 
 
-@kernel_test
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
-def test_nothing_valid_changes_nothing(label: int) -> None:
-    head, call, nothing = head_of(), batch(20), batch(5)
+def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
+    head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)
     device_write.write(head, [call], head.weight)
     before = copy.deepcopy(head.state_dict())
     nothing.targets.fill_(label)
     device_write.write(head, [nothing], head.weight)
-    device_write.write(head, [batch(0)], head.weight)
+    device_write.write(head, [batch(device, 0)], head.weight)
     for key, value in head.state_dict().items():
         assert torch.equal(value, before[key]), key
 
 
-@kernel_test
-def test_some_left_out() -> None:
-    calls = [batch(12) for _ in range(4)]
+def test_some_left_out(device: str) -> None:
+    calls = [batch(device, 12) for _ in range(4)]
     for index, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         calls[index].h[index, 4] = value
     calls[2].targets[5:9] = IGNORED
     calls[3].h.fill_(torch.nan)
-    head = head_of()
+    head = head_of(device)
     compare(head, [[call] for call in calls])
     assert int(head.nonfinite_count) == 3 + 12
 
 
-@kernel_test
-def test_several_calls_and_dtypes_are_one_batch() -> None:
-    calls = [batch(5), batch(0), batch(9, dtype=torch.float16), batch(1)]
+def test_several_calls_and_dtypes_are_one_batch(device: str) -> None:
+    calls = [batch(device, 5), batch(device, 0), batch(device, 9, dtype=torch.float16), batch(device, 1)]
     whole = Activations(torch.cat([call.h.float() for call in calls]), torch.cat([call.targets for call in calls]))
-    head = head_of()
+    head = head_of(device)
     twin = copy.deepcopy(head)
     compare(head, [calls])
     device_write.write(twin, [whole], twin.weight)
     assert torch.equal(head.weight, twin.weight)
 
 
-@kernel_test
-def test_memorizing_false_counts_only() -> None:
-    head = head_of()
+def test_memorizing_false_counts_only(device: str) -> None:
+    head = head_of(device)
     head.memorizing = False
     before = head.weight.detach().clone()
-    compare(head, [[batch(20)], [batch(20)]])
+    compare(head, [[batch(device, 20)], [batch(device, 20)]])
     assert torch.equal(head.weight, before)
     assert int(head.counts.sum()) == 40
 
 
-@kernel_test
-def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later() -> None:
-    head = head_of()
+def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later(device: str) -> None:
+    head = head_of(device)
     head.counts[2:9] = 3
-    compare(head, [[batch(3)], [batch(20)], [batch(6)]])
+    compare(head, [[batch(device, 3)], [batch(device, 20)], [batch(device, 6)]])
     assert head.running.batches.tolist() == [3, 3]
 
 
-@kernel_test
 @pytest.mark.parametrize("features", [1, 8, 300])
-def test_widths(features: int) -> None:
-    head = HebbianSoftmax(features, 5, gamma=0.2, limit=6, device=DEVICE)
-    calls = [[Activations(torch.randn(9, features).to(DEVICE), torch.randint(5, (9,)).to(DEVICE))] for _ in range(2)]
+def test_widths(features: int, device: str) -> None:
+    head = HebbianSoftmax(features, 5, gamma=0.2, limit=6, device=device)
+    calls = [[Activations(torch.randn(9, features).to(device), torch.randint(5, (9,)).to(device))] for _ in range(2)]
     compare(head, calls)
 
 
-@kernel_test
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
-    calls = [[batch(20, dtype=dtype)] for _ in range(3)]
-    compare(head_of(dtype=dtype), calls, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+def test_half_precision_weights_are_rounded_once(dtype: torch.dtype, device: str) -> None:
+    calls = [[batch(device, 20, dtype=dtype)] for _ in range(3)]
+    compare(head_of(device, dtype=dtype), calls, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
 
 
-@kernel_test
-def test_what_is_too_large_for_the_dtype_leaves_the_row() -> None:
-    head, call = head_of(dtype=torch.float16, scale=1.0, center=False), batch(3)
+def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
+    head, call = head_of(device, dtype=torch.float16, scale=1.0, center=False), batch(device, 3)
     call.h[1] = 1e6
     call.targets.copy_(torch.tensor([1, 2, 3]))
     old = head.weight.detach().clone()
@@ -201,11 +166,10 @@ def test_what_is_too_large_for_the_dtype_leaves_the_row() -> None:
     assert not torch.equal(head.weight[1], old[1])
 
 
-@kernel_test
-def test_the_papers_loops() -> None:
-    head, oracle = head_of(scale=1.0, center=False), Oracle(CLASSES, 0.2, 6)
+def test_the_papers_loops(device: str) -> None:
+    head, oracle = head_of(device, scale=1.0, center=False), Oracle(CLASSES, 0.2, 6)
     for n in (6, 20, 1, 13):
-        call = batch(n)
+        call = batch(device, n)
         call.targets[0] = IGNORED
         expected = oracle.update(head.weight.detach().cpu(), call.h.cpu(), call.targets.cpu())
         device_write.write(head, [call], head.weight)
@@ -213,21 +177,19 @@ def test_the_papers_loops() -> None:
     assert head.counts.tolist() == oracle.counts
 
 
-@kernel_test
 @pytest.mark.parametrize("rate", [PaperRate(0.1, 50), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)])
-def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor]) -> None:
-    head = head_of(rate=rate)
+def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+    head = head_of(device, rate=rate)
     head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
-    y = torch.arange(CLASSES).repeat(3)[:-4].to(DEVICE)
-    runs = device_write.find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(DEVICE), y)], head.weight)
+    y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
+    runs = device_write.find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
     assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())
 
 
-@kernel_test
-def test_the_same_input_gives_the_same_bits() -> None:
-    head, calls = head_of(), [batch(30), batch(30)]
+def test_the_same_input_gives_the_same_bits(device: str) -> None:
+    head, calls = head_of(device), [batch(device, 30), batch(device, 30)]
     twin = copy.deepcopy(head)
     for each in (head, twin):
         device_write.write(each, calls, each.weight)
@@ -235,23 +197,21 @@ def test_the_same_input_gives_the_same_bits() -> None:
         assert torch.equal(value, twin.state_dict()[key]), key
 
 
-@kernel_test
-def test_autograd_sees_the_change() -> None:
-    head = head_of()
-    product = (torch.randn(3, FEATURES, device=DEVICE, requires_grad=True) @ head.weight.T).sum()
-    device_write.write(head, [batch(9)], head.weight)
+def test_autograd_sees_the_change(device: str) -> None:
+    head = head_of(device)
+    product = (torch.randn(3, FEATURES, device=device, requires_grad=True) @ head.weight.T).sum()
+    device_write.write(head, [batch(device, 9)], head.weight)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
 
 
-@kernel_test
 @pytest.mark.parametrize("at", [None, 0, 1500, 4999])
 @pytest.mark.parametrize("value", [1e-30, torch.nan])
-def test_any_nonzero(at: int | None, value: float) -> None:
-    grad = torch.zeros(50, 100, device=DEVICE)
+def test_any_nonzero(at: int | None, value: float, device: str) -> None:
+    grad = torch.zeros(50, 100, device=device)
     if at is not None:
         grad.view(-1)[at] = value
-    found = device_write.search_nonzero(grad)
+    found = device_write.any_nonzero(grad)
     assert found.dtype == torch.bool
     assert bool(found) == bool(grad.any())
 

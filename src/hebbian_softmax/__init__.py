@@ -5,6 +5,7 @@ from hebbian_softmax.distributed import prepare_fsdp
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.loss import linear_cross_entropy, linear_log_prob, linear_topk
 from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftmax
+from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 
 __version__ = "0.1.0"
@@ -18,6 +19,8 @@ __all__ = [
     "InclusiveRate",
     "InnerProduct",
     "InverseCountRate",
+    "OnePassAdam",
+    "OnePassRMSprop",
     "PaperRate",
     "SparseSoftmax",
     "linear_cross_entropy",

@@ -99,25 +99,33 @@ class Attachment:
         head = self._head()
         if head is None or not _ends_a_real_step(optimizer):
             return
+        taken = self.take(optimizer)
+        group = self.group()
+        if taken or (group is not None and not _found_inf_on_cpu(optimizer)):
+            write(head, taken, self.weight, group)
+
+    def take(self, optimizer: torch.optim.Optimizer) -> list[Activations | ClassSums]:
+        """What the step of ``optimizer`` that is running completes; nothing is pending afterwards.
+
+        An optimizer that makes the write itself calls this within its step.
+        """
+        head = self._head()
+        if head is None or not _ends_a_real_step(optimizer):
+            return []
         if self._weight_replaced(head):
             raise RuntimeError(
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
             )
+        if _found_inf_on_cpu(optimizer):
+            return []
         found_inf = getattr(optimizer, "found_inf", None)
-        if isinstance(found_inf, Tensor):
-            if found_inf.device.type == "cpu":
-                if bool(found_inf):
-                    return
-            else:
-                self.pending.skip_if(found_inf)
+        if isinstance(found_inf, Tensor) and found_inf.device.type != "cpu":
+            self.pending.skip_if(found_inf)
         if not self._checked_for_copy and optimizer.state.get(self.weight) and not _is_capturing():
             _check_for_copy(optimizer, self.weight)
             self._checked_for_copy = True
-        taken = self.pending.take()
-        group = self.group()
-        if taken or group is not None:
-            write(head, taken, self.weight, group)
+        return self.pending.take()
 
     def _weight_replaced(self, head: HebbianSoftmax) -> bool:
         now = head._parameters.get("weight")
@@ -187,6 +195,12 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
                 f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "
                 "what the rule writes; attach to an optimizer that updates the parameter in place"
             )
+
+
+def _found_inf_on_cpu(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimizer skipped its step; on a GPU, where that is not read back, what is pending is masked."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and bool(found_inf)
 
 
 def _is_capturing() -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.device_step import Update, no_update
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
 from hebbian_softmax.running import HORIZON
@@ -44,7 +45,12 @@ def kernels() -> Any:
 
 def applies(head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor) -> bool:
     """Whether the kernels can write this batch into ``weight``, which this process holds all rows of, alone."""
-    return weight.is_cuda and suits(head, weight) and not any(isinstance(each, ClassSums) for each in contents)
+    return on_gpu(weight) and suits(head, weight) and not any(isinstance(each, ClassSums) for each in contents)
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether kernels can work on it."""
+    return tensor.is_cuda and kernels() is not None and tensor.dtype in _DTYPES and tensor.is_contiguous()
 
 
 def suits(head: HebbianSoftmax, weight: Tensor) -> bool:
@@ -52,12 +58,10 @@ def suits(head: HebbianSoftmax, weight: Tensor) -> bool:
     return (
         type(head.objective) in (Euclidean, InnerProduct)
         and weight.dtype in _DTYPES
-        and weight.is_contiguous()
         and head.running.mean.dtype == torch.float32
         and head.counts.device == weight.device
         and head.in_features <= _WIDEST
         and head.num_classes < 2**31 - 1
-        and kernels() is not None
     )
 
 
@@ -112,9 +116,17 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
         torch.autograd.graph.increment_version((weight, head.counts))
 
 
-def find_runs(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor) -> Runs | None:
+def find_runs(
+    head: HebbianSoftmax,
+    contents: Sequence[Activations],
+    weight: Tensor,
+    update: Update | None = None,
+    slots: Tensor | None = None,
+) -> Runs | None:
     """Sort a batch by class and take it into the running values; counts and rows are left to the caller.
 
+    With ``update`` the gradient step is still to be made, and the norms of rows are those that it will leave.
+    ``slots``, int32 of one entry a class, gets the position where the run of a class starts.
     None for a batch without activations, which changes nothing.
     """
     h, targets = _joined(contents, weight.device)
@@ -152,6 +164,7 @@ def find_runs(head: HebbianSoftmax, contents: Sequence[Activations], weight: Ten
     rate, norms = h.new_empty(2, n, dtype=torch.float32)
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
+    step, kind_of_step = no_update(weight) if update is None else update.arguments()
     row = {"BLOCK": shape["BLOCK"], "num_warps": min(16, max(1, shape["BLOCK"] // 512))}  # most programs have no row
     triton.find_runs[(n,)](
         keys,
@@ -166,9 +179,13 @@ def find_runs(head: HebbianSoftmax, contents: Sequence[Activations], weight: Ten
         head.num_classes,
         float(gamma),
         limit or 0,
+        keys if slots is None else slots,
+        *step,
         RATE=kind,
         LIMITED=limit is not None,
         MATCH=match,
+        SLOTS=slots is not None,
+        **kind_of_step,
         **row,
     )
     if kind == triton.GIVEN:
@@ -177,7 +194,16 @@ def find_runs(head: HebbianSoftmax, contents: Sequence[Activations], weight: Ten
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), keys.new_empty(row_parts)
     if match:
         triton.see_all_rows[(row_parts,)](
-            head.counts, weight, running.batches, all_norms, all_rows, features, head.num_classes, **row
+            head.counts,
+            weight,
+            running.batches,
+            all_norms,
+            all_rows,
+            features,
+            head.num_classes,
+            *step,
+            **kind_of_step,
+            **row,
         )
     center = torch.empty_like(running.mean)
     triton.statistics[(-(-features // 32),)](
@@ -216,12 +242,8 @@ def find_runs(head: HebbianSoftmax, contents: Sequence[Activations], weight: Ten
 
 def any_nonzero(values: Tensor) -> Tensor:
     """``values.any()``; on a GPU it looks no further once a value is found, and does not wait for the device."""
-    if not (values.is_cuda and values.is_contiguous() and values.dtype in _DTYPES and kernels() is not None):
+    if not on_gpu(values):
         return values.any()
-    return search_nonzero(values)
-
-
-def search_nonzero(values: Tensor) -> Tensor:
     found = values.new_zeros((), dtype=torch.uint8)
     with torch.cuda.device_of(values):
         programs = min(_ROW_PARTS, -(-values.numel() // 1024))

@@ -366,8 +366,8 @@ class HebbianSoftmax(nn.Linear):
         if on_copy is None or copy is None or torch.compiler.is_compiling() or not wants_low_precision(h):
             return cross_entropy
 
-        def loss(input: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-            result: Tensor = on_copy(input, weight, copy.of(weight), target, **options)
+        def loss(input: Tensor, master: Tensor, target: Tensor, **options: Any) -> Tensor:
+            result: Tensor = on_copy(input, master, copy.of(master), target, **options)
             return result
 
         return loss

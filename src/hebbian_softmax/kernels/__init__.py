@@ -1,17 +1,28 @@
 # mypy: ignore-errors
-"""The Triton kernels of the write on a GPU; ``device_write.py`` launches them.
+"""The Triton kernels of the write and of the optimizers on a GPU; ``device_*.py`` launch them.
 
 A stable sort of the targets brings the activations of a class together: a *run*. Each kernel works on fixed shapes and
 decides on the device, so nothing waits for it and a CUDA graph can hold the whole step. No float is added atomically,
 so the same input gives the same bits. A row (of d values, padded to the power of two ``BLOCK``) is held in registers.
 """
 
-from hebbian_softmax.kernels.batch import find_runs, inspect, see_all_rows, statistics
+from hebbian_softmax.kernels.batch import find_runs, inspect, see_all_rows
 from hebbian_softmax.kernels.rows import any_nonzero, write_rows
+from hebbian_softmax.kernels.running import statistics
+from hebbian_softmax.kernels.step import step_elements, step_rows
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = 0, 1, 2, 3
 """RATE: λ computed outside, of the count before the batch, of the count with it, always the same."""
 AS_IT_IS, INTO_BALL, ONTO_SPHERE = 0, 1, 2
 """OBJECTIVE: w* = h̄, h̄ projected into a ball, h̄ stretched to a sphere."""
 
-__all__ = ["any_nonzero", "find_runs", "inspect", "see_all_rows", "statistics", "write_rows"]
+__all__ = [
+    "any_nonzero",
+    "find_runs",
+    "inspect",
+    "see_all_rows",
+    "statistics",
+    "step_elements",
+    "step_rows",
+    "write_rows",
+]

@@ -1,8 +1,10 @@
 # mypy: ignore-errors
-"""What a batch is to the rule: its runs of equal classes, and what it adds to the running values."""
+"""What a batch is to the rule: which activations take part, their runs of equal classes, the norms of rows."""
 
 import triton
 import triton.language as tl
+
+from hebbian_softmax.kernels.step import stepped
 
 
 @triton.jit
@@ -75,12 +77,31 @@ def find_runs(
     classes,
     gamma,
     limit,
+    slots,
+    grad,
+    first,
+    second,
+    step,
+    lr,
+    decay,
+    rest1,
+    keep2,
+    rest2,
+    log1,
+    log2,
+    eps,
+    UPDATE: tl.constexpr,
+    LR_TENSOR: tl.constexpr,
     RATE: tl.constexpr,
     LIMITED: tl.constexpr,
     MATCH: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a sorted position. At the start of a run: n[i], c[i], λ[i] and ‖θ[i]‖; elsewhere n = 0."""
+    """One program a sorted position. At the start of a run: n[i], c[i], λ[i] and ‖θ̂[i]‖; elsewhere n = 0.
+
+    Given a step that is still to be made, θ̂ is what it will leave. ``slots`` tells a row where its run starts.
+    """
     position = tl.program_id(0)
     key = tl.load(keys + position)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
@@ -95,13 +116,33 @@ def find_runs(
             high = tl.where(same, high, middle)
         many = low - position
         before = tl.load(counts + key)
+        if SLOTS:
+            tl.store(slots + key, position)
         if RATE != 0:
             tl.store(rate_out + position, _rate(before, many, gamma, limit, RATE, LIMITED))
         if MATCH:
             if before > 0:
                 column = tl.arange(0, BLOCK)
-                at = weight + key.to(tl.int64) * features + column
-                row = tl.load(at, mask=column < features, other=0.0).to(tl.float32)
+                at = key.to(tl.int64) * features + column
+                row, _m, _v = stepped(
+                    weight,
+                    at,
+                    column < features,
+                    grad,
+                    first,
+                    second,
+                    step,
+                    lr,
+                    decay,
+                    rest1,
+                    keep2,
+                    rest2,
+                    log1,
+                    log2,
+                    eps,
+                    UPDATE,
+                    LR_TENSOR,
+                )
                 tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
     tl.store(n_out + position, many)
     tl.store(before_out + position, before)
@@ -123,7 +164,30 @@ def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
 
 
 @triton.jit
-def see_all_rows(counts, weight, batches, norm_sums, rows_out, features, classes, BLOCK: tl.constexpr):
+def see_all_rows(
+    counts,
+    weight,
+    batches,
+    norm_sums,
+    rows_out,
+    features,
+    classes,
+    grad,
+    first,
+    second,
+    step,
+    lr,
+    decay,
+    rest1,
+    keep2,
+    rest2,
+    log1,
+    log2,
+    eps,
+    UPDATE: tl.constexpr,
+    LR_TENSOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The norms of all familiar rows, as long as no norm of rows is known; afterwards nothing."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     if tl.load(batches) == 0:
@@ -133,96 +197,27 @@ def see_all_rows(counts, weight, batches, norm_sums, rows_out, features, classes
         rows = tl.zeros([], tl.int32)
         for each in range(program, classes, programs):
             if tl.load(counts + each) > 0:
-                at = weight + tl.cast(each, tl.int64) * features + column
-                row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                at = tl.cast(each, tl.int64) * features + column
+                row, _m, _v = stepped(
+                    weight,
+                    at,
+                    inside,
+                    grad,
+                    first,
+                    second,
+                    step,
+                    lr,
+                    decay,
+                    rest1,
+                    keep2,
+                    rest2,
+                    log1,
+                    log2,
+                    eps,
+                    UPDATE,
+                    LR_TENSOR,
+                )
                 total += tl.sqrt_rn(tl.sum(row * row, 0))
                 rows += 1
         tl.store(norm_sums + program, total)
         tl.store(rows_out + program, rows)
-
-
-@triton.jit
-def statistics(
-    column_sums,
-    norm_sums,
-    kept,
-    nonfinite,
-    share,
-    before,
-    row_norms,
-    all_norm_sums,
-    all_rows,
-    mean,
-    norms,
-    batches,
-    nonfinite_count,
-    center,
-    scale_out,
-    n,
-    features,
-    parts,
-    all_parts,
-    scale,
-    horizon,
-    MATCH: tl.constexpr,
-    CENTER: tl.constexpr,
-    PARTS: tl.constexpr,
-    ALL_PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-):
-    """Advance the running values, as ``RunningStatistics`` does, and leave the center before this batch and the scale.
-
-    One program for each block of columns; the first one also does what there is one of.
-    """
-    program = tl.program_id(0)
-    part = tl.arange(0, PARTS)
-    many = tl.sum(tl.load(kept + part, mask=part < parts, other=0), 0)
-    column = program * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < features
-    at = column_sums + part[:, None] * features + column[None, :]
-    total = tl.sum(tl.load(at, mask=(part < parts)[:, None] & inside[None, :], other=0.0), 0)
-    old = tl.load(mean + column, mask=inside, other=0.0)
-    tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
-    weight_of_batch = tl.load(share)
-    if many > 0:
-        tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
-    if program == 0:
-        bad = tl.sum(tl.load(nonfinite + part, mask=part < parts, other=0), 0)
-        tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
-        if many > 0:
-            activations = tl.load(norms + 1)
-            norm_sum = tl.sum(tl.load(norm_sums + part, mask=part < parts, other=0.0), 0)
-            activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
-            tl.store(norms + 1, activations)
-            tl.store(batches + 1, tl.load(batches + 1) + 1)
-            if MATCH:
-                seen = tl.load(batches)
-                row_sum = tl.zeros([], tl.float32)
-                rows = tl.zeros([], tl.int32)
-                if seen == 0:
-                    every = tl.arange(0, ALL_PARTS)
-                    row_sum = tl.sum(tl.load(all_norm_sums + every, mask=every < all_parts, other=0.0), 0)
-                    rows = tl.sum(tl.load(all_rows + every, mask=every < all_parts, other=0), 0)
-                else:
-                    sums = tl.zeros([POSITIONS], tl.float32)
-                    familiar_rows = tl.zeros([POSITIONS], tl.int32)
-                    for first in range(0, n, POSITIONS):
-                        position = first + tl.arange(0, POSITIONS)
-                        familiar = tl.load(before + position, mask=position < n, other=0) > 0
-                        sums += tl.load(row_norms + position, mask=familiar, other=0.0)
-                        familiar_rows += familiar.to(tl.int32)
-                    row_sum = tl.sum(sums, 0)
-                    rows = tl.sum(familiar_rows, 0)
-                row_norm = tl.load(norms)
-                if rows > 0:
-                    seen += 1
-                    rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
-                    row_norm += rate * (tl.div_rn(row_sum, rows.to(tl.float32)) - row_norm)
-                    tl.store(norms, row_norm)
-                    tl.store(batches, seen)
-                known = (seen > 0) & (activations > 0)
-                ratio = tl.div_rn(row_norm, tl.where(known, activations, 1.0))
-                tl.store(scale_out, tl.where(known, ratio, 1.0))
-            else:
-                tl.store(scale_out, scale)

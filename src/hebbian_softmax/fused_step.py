@@ -1,0 +1,75 @@
+"""Launching the gradient step on a GPU: of any parameter, and of the head's weight together with the rule's write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.device_step import Update
+from hebbian_softmax.device_write import find_runs, kernels, objective_of, tile
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+    from hebbian_softmax.pending import Activations
+
+_BLOCK = 2048
+
+
+def step_elements(parameter: Tensor, update: Update) -> None:
+    """The gradient step of a parameter of any shape."""
+    values, kind = update.arguments()
+    n = parameter.numel()
+    with torch.cuda.device_of(parameter):
+        kernels().step_elements[(-(-n // _BLOCK),)](parameter, n, *values, **kind, BLOCK=_BLOCK)
+    torch.autograd.graph.increment_version((parameter,))
+
+
+class RowStep:
+    """The step of a head's weight: each row is read, stepped, mixed where λ > 0, and written, once."""
+
+    def __init__(self) -> None:
+        self._slots: Tensor | None = None
+        """Where the run of each class starts, -1 where it has none: so between steps everywhere."""
+
+    def step(self, head: HebbianSoftmax, weight: Tensor, update: Update, contents: Sequence[Activations]) -> None:
+        """Equation 3 on top of the gradient step."""
+        slots, self._slots = self._empty_slots(weight), None  # not kept where an exception leaves entries
+        with torch.cuda.device_of(weight):
+            runs = find_runs(head, contents, weight, update, slots) if contents else None
+            copy = head.low_precision
+            values, kind = update.arguments()
+            objective, radius = objective_of(head)
+            # Without runs nothing reads what belongs to them.
+            of_runs = (
+                [slots, runs.h, runs.order, runs.before, runs.n, runs.rate, runs.center, runs.scale]
+                if runs is not None
+                else [slots] * 8
+            )
+            kernels().step_rows[(head.num_classes,)](
+                weight,
+                weight if copy is None else copy.room_for(weight),
+                *values,
+                *of_runs,
+                head.counts,
+                head.in_features,
+                float(radius),
+                **kind,
+                COPY=copy is not None,
+                WRITE=runs is not None,
+                MEMORIZING=head.memorizing,
+                OBJECTIVE=objective,
+                **tile(head.in_features, rows=4),
+            )
+        torch.autograd.graph.increment_version((weight, head.counts))
+        if copy is not None:
+            copy.note(weight)
+        self._slots = slots
+
+    def _empty_slots(self, weight: Tensor) -> Tensor:
+        slots = self._slots
+        if slots is None or slots.shape[0] != weight.shape[0] or slots.device != weight.device:
+            slots = torch.full((weight.shape[0],), -1, dtype=torch.int32, device=weight.device)
+        return slots

@@ -1,0 +1,92 @@
+# mypy: ignore-errors
+"""What a batch adds to the running values."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def statistics(
+    column_sums,
+    norm_sums,
+    kept,
+    nonfinite,
+    share,
+    before,
+    row_norms,
+    all_norm_sums,
+    all_rows,
+    mean,
+    norms,
+    batches,
+    nonfinite_count,
+    center,
+    scale_out,
+    n,
+    features,
+    parts,
+    all_parts,
+    scale,
+    horizon,
+    MATCH: tl.constexpr,
+    CENTER: tl.constexpr,
+    PARTS: tl.constexpr,
+    ALL_PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    """Advance the running values, as ``RunningStatistics`` does, and leave the center before this batch and the scale.
+
+    One program for each block of columns; the first one also does what there is one of.
+    """
+    program = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    many = tl.sum(tl.load(kept + part, mask=part < parts, other=0), 0)
+    column = program * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < features
+    at = column_sums + part[:, None] * features + column[None, :]
+    total = tl.sum(tl.load(at, mask=(part < parts)[:, None] & inside[None, :], other=0.0), 0)
+    old = tl.load(mean + column, mask=inside, other=0.0)
+    tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
+    weight_of_batch = tl.load(share)
+    if many > 0:
+        tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
+    if program == 0:
+        bad = tl.sum(tl.load(nonfinite + part, mask=part < parts, other=0), 0)
+        tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
+        if many > 0:
+            activations = tl.load(norms + 1)
+            norm_sum = tl.sum(tl.load(norm_sums + part, mask=part < parts, other=0.0), 0)
+            activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
+            tl.store(norms + 1, activations)
+            tl.store(batches + 1, tl.load(batches + 1) + 1)
+            if MATCH:
+                seen = tl.load(batches)
+                row_sum = tl.zeros([], tl.float32)
+                rows = tl.zeros([], tl.int32)
+                if seen == 0:
+                    every = tl.arange(0, ALL_PARTS)
+                    row_sum = tl.sum(tl.load(all_norm_sums + every, mask=every < all_parts, other=0.0), 0)
+                    rows = tl.sum(tl.load(all_rows + every, mask=every < all_parts, other=0), 0)
+                else:
+                    sums = tl.zeros([POSITIONS], tl.float32)
+                    familiar_rows = tl.zeros([POSITIONS], tl.int32)
+                    for first in range(0, n, POSITIONS):
+                        position = first + tl.arange(0, POSITIONS)
+                        familiar = tl.load(before + position, mask=position < n, other=0) > 0
+                        sums += tl.load(row_norms + position, mask=familiar, other=0.0)
+                        familiar_rows += familiar.to(tl.int32)
+                    row_sum = tl.sum(sums, 0)
+                    rows = tl.sum(familiar_rows, 0)
+                row_norm = tl.load(norms)
+                if rows > 0:
+                    seen += 1
+                    rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
+                    row_norm += rate * (tl.div_rn(row_sum, rows.to(tl.float32)) - row_norm)
+                    tl.store(norms, row_norm)
+                    tl.store(batches, seen)
+                known = (seen > 0) & (activations > 0)
+                ratio = tl.div_rn(row_norm, tl.where(known, activations, 1.0))
+                tl.store(scale_out, tl.where(known, ratio, 1.0))
+            else:
+                tl.store(scale_out, scale)

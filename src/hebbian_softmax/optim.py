@@ -1,0 +1,288 @@
+"""RMSprop and Adam that pass over the big matrix once: gradient step, the rule's write and a bfloat16 copy.
+
+A V × d matrix is read and written several times by torch's optimizers, by the write and by the cast to bfloat16 of the
+next forward pass. Here, on a GPU, each row of gradient, weight and state is read once and written once. The results and
+the state dicts are those of ``torch.optim.RMSprop`` and ``torch.optim.Adam``, up to rounding.
+
+Without a GPU or Triton, and for small parameters, the steps are torch's own; the write then follows them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
+
+from hebbian_softmax import device_write
+from hebbian_softmax.checks import check_number
+from hebbian_softmax.device_step import Update
+from hebbian_softmax.distributed import is_sharded
+from hebbian_softmax.fused_step import RowStep, step_elements
+from hebbian_softmax.low_precision import LowPrecisionCopy
+from hebbian_softmax.pending import Activations
+from hebbian_softmax.write import write
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+_LARGE = 65_536
+"""Parameters of fewer elements are stepped together, by torch; a kernel for each would cost more than it saves."""
+_NOT_OFFERED = ("momentum", "centered", "amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
+"""Options of torch's optimizers that change the result, and that a loaded state may ask for."""
+
+
+class _OnePass(torch.optim.Optimizer, ABC):
+    _head: weakref.ref[HebbianSoftmax] | None = None  # also where unpickled: copies have no head
+    _moments: tuple[str, ...]
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], head: HebbianSoftmax | None) -> None:
+        lr = defaults["lr"]
+        if not isinstance(lr, Tensor):
+            check_number("lr", lr, 0)
+        for name in ("eps", "weight_decay"):
+            check_number(name, defaults[name], 0)
+        super().__init__(params, defaults)
+        self._rows = RowStep()
+        if head is None:
+            return
+        if is_sharded(head.weight):
+            raise ValueError(
+                "head has a weight sharded by FSDP2, whose rows no single pass has; leave head out and call "
+                "head.attach(optimizer)"
+            )
+        head.attach(self)
+        head.low_precision = LowPrecisionCopy() if head.weight.dtype == torch.float32 else None
+        self._head = weakref.ref(head)
+
+    @property
+    def head(self) -> HebbianSoftmax | None:
+        """The head whose weight this optimizer steps and writes at once; None once it is attached elsewhere."""
+        head = self._head() if self._head is not None else None
+        attachment = head._attachment if head is not None else None
+        return head if attachment is not None and attachment.optimizer() is self else None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if parameter.is_complex():
+                self.param_groups.pop()
+                raise TypeError(
+                    f"params must be real, got {parameter.dtype}; {type(self).__name__} has no complex step"
+                )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also one of torch's optimizer of the same name, unless it uses an option that this one does not have."""
+        for group in state_dict["param_groups"]:
+            for name in _NOT_OFFERED:
+                if group.get(name):
+                    raise ValueError(
+                        f"state_dict has {name}={group[name]!r}, which {type(self).__name__} does not offer"
+                    )
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step for every parameter with a gradient, and the write of what is pending at the head."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        weight = self._weight_written_here()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                self._prepare(p)
+            large = [p for p in params if p.numel() >= _LARGE and device_write.on_gpu(p)]
+            alone = {id(p) for p in (*large, weight)}
+            self._step_together(group, [p for p in params if id(p) not in alone])
+            for p in large:
+                if p is not weight:
+                    step_elements(p, self._update(group, p))
+            if any(p is weight for p in group["params"]):
+                self._step_and_write(group)
+        return loss
+
+    def _weight_written_here(self) -> Tensor | None:
+        """The head's weight, where its step and the rule's write can be one; else the write follows the step."""
+        head = self.head
+        attachment = head._attachment if head is not None else None
+        if head is None or attachment is None or attachment.group() is not None:
+            return None
+        weight = attachment.weight
+        return weight if device_write.on_gpu(weight) and device_write.suits(head, weight) else None
+
+    def _step_and_write(self, group: dict[str, Any]) -> None:
+        head = self.head
+        attachment = head._attachment if head is not None else None
+        assert head is not None
+        assert attachment is not None
+        weight = attachment.weight
+        contents = attachment.take(self)  # so nothing is left for the write that follows other steps
+        update = None if weight.grad is None else self._update(group, weight)
+        if update is not None and device_write.applies(head, contents, weight):
+            self._rows.step(head, weight, update, [each for each in contents if isinstance(each, Activations)])
+            return
+        if update is not None:
+            step_elements(weight, update)
+        if contents:
+            write(head, contents, weight, None)
+
+    def _prepare(self, p: Tensor) -> None:
+        """Make the state of a parameter, or bring a loaded one to where it is needed."""
+        assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients; make the embedding with sparse=False"
+            )
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state.update({name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in self._moments})
+        # On the device, so that a CUDA graph counts too.
+        where = p.device if p.is_cuda else torch.device("cpu")
+        if not isinstance(state["step"], Tensor) or state["step"].device != where:
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=where)
+
+    def _update(self, group: dict[str, Any], p: Tensor) -> Update:
+        """The step of one parameter for the kernels; it is counted here."""
+        state = self.state[p]
+        state["step"] += 1
+        assert p.grad is not None
+        first, second = (None, *(state[name] for name in self._moments))[-2:]
+        return Update(
+            grad=p.grad.contiguous(),
+            first=first,
+            second=second,
+            step=state["step"],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            betas=self._betas(group),
+            eps=group["eps"],
+        )
+
+    @abstractmethod
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]: ...
+
+    @abstractmethod
+    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """The steps of several parameters, by torch."""
+
+
+class OnePassRMSprop(_OnePass):
+    r"""``torch.optim.RMSprop`` (without momentum and centring) in one pass over each large parameter.
+
+    Args:
+        params: parameters or groups of them, as for every optimizer.
+        lr: learning rate, a number or a tensor.
+        alpha: decay of the mean square.
+        eps: added to its root.
+        weight_decay: L2 penalty.
+        head: a :class:`HebbianSoftmax` whose weight is among ``params``. It is attached, and the step of its weight
+            makes the rule's write and the bfloat16 copy that ``head.loss`` uses for bfloat16 activations.
+
+    >>> from hebbian_softmax import HebbianSoftmax
+    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> optimizer = OnePassRMSprop(head.parameters(), lr=1e-3, head=head)
+    >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
+    >>> optimizer.step()
+    >>> head.counts[[3, 14, 15]].tolist()
+    [2, 1, 1]
+    """
+
+    _moments = ("square_avg",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        head: HebbianSoftmax | None = None,
+    ) -> None:
+        check_number("alpha", alpha, 0, 1)
+        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay}, head)
+
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
+        return 0.0, group["alpha"]
+
+    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for some, on_gpu in _by_device(params):
+            rmsprop(
+                some,
+                [p.grad for p in some if p.grad is not None],
+                [self.state[p]["square_avg"] for p in some],
+                [],
+                [],
+                [self.state[p]["step"] for p in some],
+                foreach=on_gpu,
+                capturable=on_gpu,
+                lr=group["lr"],
+                alpha=group["alpha"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                momentum=0,
+                centered=False,
+            )
+
+
+class OnePassAdam(_OnePass):
+    r"""``torch.optim.Adam`` (without AMSGrad) in one pass over each large parameter.
+
+    ``head`` is as in :class:`OnePassRMSprop`; the other arguments are those of Adam.
+    """
+
+    _moments = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        head: HebbianSoftmax | None = None,
+    ) -> None:
+        for index, beta in enumerate(betas):
+            if check_number(f"betas[{index}]", beta, 0, 1) == 1:
+                raise ValueError(f"betas[{index}] must be below 1, got {beta!r}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, head)
+
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
+        beta1, beta2 = group["betas"]
+        return beta1, beta2
+
+    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        for some, on_gpu in _by_device(params):
+            adam(
+                some,
+                [p.grad for p in some if p.grad is not None],
+                [self.state[p]["exp_avg"] for p in some],
+                [self.state[p]["exp_avg_sq"] for p in some],
+                [],
+                [self.state[p]["step"] for p in some],
+                foreach=on_gpu,
+                capturable=on_gpu,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+
+
+def _by_device(params: list[Tensor]) -> list[tuple[list[Tensor], bool]]:
+    """Parameters on GPUs, whose steps are counted there, and the others."""
+    parts = [([p for p in params if p.is_cuda == on_gpu], on_gpu) for on_gpu in (True, False)]
+    return [(some, on_gpu) for some, on_gpu in parts if some]

@@ -1,0 +1,30 @@
+"""Triton's interpreter, which runs kernels where there is no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+# It converts arrays in ways that numpy warns of.
+quiet = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
+]
+
+
+def reason_against_it() -> str | None:
+    """Why kernels cannot be interpreted here, if they cannot."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton compiles here"
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("numpy") is None:
+        return "Triton's interpreter needs triton and numpy"
+    import numpy
+
+    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 4):
+        return f"Triton's interpreter does not work with numpy {numpy.__version__}"
+    return None
+
+
+interpreted = pytest.mark.skipif(reason_against_it() is not None, reason=str(reason_against_it()))

@@ -1,0 +1,390 @@
+"""The one-pass optimizers against torch's, and against the write that follows a step.
+
+On a CPU their steps are torch's; the kernels run on a GPU, or in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax, InnerProduct, device_write, optim
+from hebbian_softmax import loss as losses
+from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
+from tests.interpreter import interpreted, quiet
+
+pytestmark = quiet
+FEATURES, CLASSES = 6, 9
+PAIRS = {
+    "rmsprop": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "alpha": 0.9}),
+    "rmsprop-decay": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-5}),
+    "adam": (OnePassAdam, torch.optim.Adam, {"lr": 0.01}),
+    "adam-decay": (OnePassAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.99), "weight_decay": 0.1}),
+}
+every_pair = pytest.mark.parametrize("name", PAIRS)
+both = pytest.mark.parametrize("name", ["rmsprop", "adam"])
+
+
+@pytest.fixture(
+    params=["cpu", pytest.param("interpreted", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(optim, "_LARGE", 1)
+    if request.param != "interpreted":
+        return request.param
+    monkeypatch.setattr(device_write, "on_gpu", lambda tensor: tensor.dtype != torch.float64)
+    return "cpu"
+
+
+def model(device: str, **options: Any) -> nn.ModuleDict:
+    torch.manual_seed(0)
+    head = HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.3, "limit": 7} | options))
+    return nn.ModuleDict({"net": nn.Linear(4, FEATURES), "head": head}).to(device)
+
+
+def batch(number: int, device: str, n: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(n, 4, generator=generator)
+    y = (torch.rand(n, generator=generator) ** 2 * CLASSES).long()
+    return x.to(device), y.to(device)
+
+
+def train(net: nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers: range, **how: Any) -> None:
+    device = net["head"].weight.device
+    for number in numbers:
+        optimizer.zero_grad(set_to_none=how.get("to_none", True))
+        for part in range(how.get("parts", 1)):
+            x, y = batch(100 * part + number, str(device))
+            net["head"].loss(net["net"](x), y).backward()
+        if how.get("clip"):
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+
+
+def assert_same(found: nn.Module, expected: nn.Module, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(
+            found.state_dict()[key], value, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}"
+        )
+
+
+def two_ways(name: str, device: str, **options: Any) -> tuple[Any, Any, Any, Any]:
+    """A model with a one-pass optimizer that has the head, and one with torch's that is attached."""
+    ours, theirs, settings = PAIRS[name]
+    first, second = model(device, **options), model(device, **options)
+    one_pass = ours(first.parameters(), **settings, head=first["head"])
+    plain = theirs(second.parameters(), **settings)
+    second["head"].attach(plain)
+    return first, one_pass, second, plain
+
+
+@every_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_steps_are_torchs(name: str, dtype: torch.dtype, device: str) -> None:
+    ours, theirs, settings = PAIRS[name]
+    first, second = model(device).to(dtype), model(device).to(dtype)
+    found, expected = ours(first.parameters(), **settings), theirs(second.parameters(), **settings)
+    for number in range(6):
+        for net, optimizer in ((first, found), (second, expected)):
+            x, y = batch(number, device)
+            optimizer.zero_grad()
+            net["head"].loss(net["net"](x.to(dtype)), y, remember=False).backward()
+            optimizer.step()
+    assert_same(first, second)
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert found.state[p].keys() == expected.state[q].keys()
+        for key, value in expected.state[q].items():
+            torch.testing.assert_close(found.state[p][key].to(value.device), value, rtol=1e-5, atol=1e-8)
+
+
+@every_pair
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": 1.0, "center": False}, {"objective": InnerProduct(2.0)}, {"rate": lambda c, n: n / (1.0 + c + n)}],
+    ids=["match", "literal", "sphere", "callable"],
+)
+def test_step_and_write_in_one_are_a_step_and_a_write(name: str, options: dict[str, Any], device: str) -> None:
+    found, one_pass, expected, plain = two_ways(name, device, **options)
+    for number in range(5):
+        train(found, one_pass, range(number, number + 1))
+        train(expected, plain, range(number, number + 1))
+        assert_same(found, expected, rtol=1e-4, atol=1e-5)
+    assert int(found["head"].counts.sum()) == 5 * 8
+
+
+@both
+@pytest.mark.parametrize(
+    "how",
+    [{"parts": 3}, {"clip": True}, {"to_none": False}, {"parts": 2, "clip": True, "to_none": False}],
+    ids=["accumulation", "clipping", "zeroing", "all"],
+)
+def test_ways_to_train(name: str, how: dict[str, Any], device: str) -> None:
+    found, one_pass, expected, plain = two_ways(name, device)
+    train(found, one_pass, range(3), **how)
+    train(expected, plain, range(3), **how)
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+    assert int(found["head"].counts.sum()) == 3 * 8 * how.get("parts", 1)
+
+
+def test_memorizing_false_steps_and_counts(device: str) -> None:
+    found, one_pass, expected, plain = two_ways("adam", device)
+    found["head"].memorizing = expected["head"].memorizing = False
+    train(found, one_pass, range(2))
+    train(expected, plain, range(2))
+    assert_same(found, expected)
+
+
+def test_steps_without_the_head_and_a_frozen_one(device: str) -> None:
+    found, one_pass, expected, plain = two_ways("rmsprop", device)
+    for net, optimizer in ((found, one_pass), (expected, plain)):
+        train(net, optimizer, range(2))
+        optimizer.zero_grad()
+        net["net"](batch(5, device)[0]).sum().backward()
+        optimizer.step()
+        net["head"].loss(net["net"](batch(6, device)[0]), batch(6, device)[1], remember=False).backward()
+        optimizer.step()
+        net["head"].weight.requires_grad_(False)
+        train(net, optimizer, range(7, 8))
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+    assert int(found["head"].counts.sum()) == 3 * 8
+
+
+@both
+def test_states_go_both_ways(name: str, device: str) -> None:
+    """Three steps with the one, three with the other from its state dict: as six with either."""
+    ours, theirs, settings = PAIRS[name]
+    nets = [model(device) for _ in range(3)]
+    for first, second, net in ((theirs, theirs, nets[0]), (ours, theirs, nets[1]), (theirs, ours, nets[2])):
+        before = first(net.parameters(), **settings)
+        handle = net["head"].attach(before)
+        train(net, before, range(3))
+        handle.remove()
+        after = second(net.parameters(), lr=1.0)
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+        assert after.param_groups[0]["lr"] == settings["lr"]
+        net["head"].attach(after)
+        train(net, after, range(3, 6))
+    for net in nets[1:]:
+        assert_same(net, nets[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_that_asks_for_more_is_refused() -> None:
+    for kind, other in (
+        (OnePassRMSprop, torch.optim.RMSprop(nn.Linear(2, 2).parameters(), momentum=0.9)),
+        (OnePassAdam, torch.optim.Adam(nn.Linear(2, 2).parameters(), amsgrad=True)),
+        (OnePassAdam, torch.optim.AdamW(nn.Linear(2, 2).parameters())),
+    ):
+        with pytest.raises(ValueError, match="does not offer"):
+            kind(nn.Linear(2, 2).parameters()).load_state_dict(other.state_dict())
+
+
+@both
+def test_growth(name: str, device: str) -> None:
+    found, one_pass, expected, plain = two_ways(name, device)
+    for net, optimizer in ((found, one_pass), (expected, plain)):
+        train(net, optimizer, range(2))
+        torch.manual_seed(1)
+        net["head"].add_classes(2)
+        train(net, optimizer, range(2, 4))
+    assert found["head"].weight.shape == (CLASSES + 2, FEATURES)
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tied_to_an_embedding(device: str) -> None:
+    states = []
+    for one_pass in (True, False):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(CLASSES, FEATURES, device=device)
+        head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, device=device)
+        head.weight = embedding.weight
+        if one_pass:
+            optimizer = OnePassAdam(head.parameters(), lr=0.01, head=head)
+        else:
+            optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+            head.attach(optimizer)
+        for number in range(3):
+            _, y = batch(number, device)
+            optimizer.zero_grad()
+            head.loss(embedding(y.roll(1)).tanh(), y).backward()
+            optimizer.step()
+        states.append(head)
+    assert_same(states[0], states[1], rtol=1e-4, atol=1e-5)
+
+
+def test_lr_as_a_tensor_groups_and_closure(device: str) -> None:
+    found, expected = model(device), model(device)
+    for kind, net in ((OnePassAdam, found), (torch.optim.Adam, expected)):
+        capturable = {} if kind is OnePassAdam or device == "cpu" else {"capturable": True}
+        optimizer = kind([{"params": net["head"].parameters(), "lr": torch.tensor(0.02, device=device)}], **capturable)
+        optimizer.add_param_group({"params": net["net"].parameters(), "lr": 0.005})
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for number in range(3):
+            x, y = batch(number, device)
+
+            def closure(net: Any = net, optimizer: Any = optimizer, x: Tensor = x, y: Tensor = y) -> Tensor:
+                optimizer.zero_grad()
+                loss = net["head"].loss(net["net"](x), y, remember=False)
+                loss.backward()
+                return loss
+
+            assert float(optimizer.step(closure).detach()) > 0
+            scheduler.step()
+    assert_same(found, expected)
+
+
+def test_constructing_with_a_head_attaches(device: str) -> None:
+    net = model(device)
+    head = net["head"]
+    optimizer = OnePassAdam(net.parameters(), head=head)
+    assert optimizer.head is head
+    assert head.attach(optimizer) is head._attachment
+    with pytest.raises(RuntimeError, match="attached to an optimizer already"):
+        head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="attached to an optimizer already"):
+        OnePassAdam(net.parameters(), head=head)
+    head._attachment.remove()
+    assert optimizer.head is None
+    train(net, optimizer, range(0))
+    copied = pickle.loads(pickle.dumps(OnePassAdam(net.parameters(), head=head)))
+    assert copied.head is None
+
+
+def test_errors() -> None:
+    head = HebbianSoftmax(4, 5, gamma=0.3, limit=7)
+    with pytest.raises(ValueError, match=r"does not hold head\.weight"):
+        OnePassAdam(nn.Linear(2, 2).parameters(), head=head)
+    assert head._attachment is None
+    with pytest.raises(ValueError, match="lr must be at least 0"):
+        OnePassRMSprop(head.parameters(), lr=-1.0)
+    with pytest.raises(ValueError, match="alpha must be in"):
+        OnePassRMSprop(head.parameters(), alpha=2)
+    with pytest.raises(ValueError, match=r"betas\[1\] must be below 1"):
+        OnePassAdam(head.parameters(), betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match="eps must be at least 0"):
+        OnePassAdam(head.parameters(), eps=-1e-8)
+    with pytest.raises(TypeError, match="must be real"):
+        OnePassAdam([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    embedding = nn.Embedding(5, 4, sparse=True)
+    optimizer = OnePassAdam(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        optimizer.step()
+
+
+def test_a_scaler_skips(device: str) -> None:
+    net = model(device)
+    optimizer = OnePassAdam(net.parameters(), head=net["head"])
+    scaler = torch.amp.GradScaler(device, init_scale=16.0)
+    for number, bad in enumerate((False, True, False)):
+        optimizer.zero_grad()
+        x, y = batch(number, device)
+        scaler.scale(net["head"].loss(net["net"](x), y)).backward()
+        if bad:
+            net["net"].weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+    assert int(net["head"].counts.sum()) == 2 * 8
+
+
+@pytest.mark.parametrize("change", ["nothing", "in place", "load", "grow", "memorize"])
+def test_the_copy_is_the_weight(change: str, device: str, request: pytest.FixtureRequest) -> None:
+    net = model(device)
+    head = net["head"]
+    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    train(net, optimizer, range(2))
+    copied = head.low_precision.of(head.weight)
+    if change == "in place":
+        with torch.no_grad():
+            head.weight.mul_(2)
+    elif change == "load":
+        head.load_state_dict(model(device)["head"].state_dict())
+    elif change == "grow":
+        head.add_classes(3)
+    elif change == "memorize":
+        head.memorize(torch.randn(2, FEATURES, device=device), torch.tensor([1, 2], device=device))
+    again = head.low_precision.of(head.weight)
+    assert again.dtype == torch.bfloat16
+    if "interpreted" not in request.node.name:  # which rounds towards 0
+        assert torch.equal(again, head.weight.detach().bfloat16())
+    torch.testing.assert_close(again.float(), head.weight.detach(), rtol=2**-7, atol=0)
+    assert (again is copied) == (change != "grow")
+    assert not any("precision" in key for key in head.state_dict())
+    assert copy.deepcopy(head).low_precision is None
+
+
+def test_the_loss_uses_the_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For bfloat16 activations; the gradient goes to the weight itself."""
+    calls = []
+
+    def on_copy(input: Tensor, master: Tensor, copied: Tensor, target: Tensor, **options: Any) -> Tensor:
+        calls.append(copied)
+        return losses.linear_cross_entropy(input.float(), master, target)
+
+    monkeypatch.setattr(losses, "linear_cross_entropy_master", on_copy, raising=False)
+    net = model(device)
+    head = net["head"]
+    h, y = torch.randn(8, FEATURES, device=device), batch(0, device)[1]
+    with torch.autocast(device, torch.bfloat16):
+        head.loss(h, y, remember=False)
+    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    head.loss(h, y)
+    assert not calls
+    head.loss(h.bfloat16(), y).backward()
+    with torch.autocast(device, torch.bfloat16):
+        head.loss(h, y).backward()
+    assert len(calls) == 2
+    assert torch.equal(calls[0], head.weight.detach().bfloat16())
+    assert head.weight.grad.dtype == torch.float32
+    optimizer.step()
+    assert int(head.counts.sum()) == 16
+
+
+def test_bfloat16_weights_have_no_copy(device: str) -> None:
+    net = model(device).bfloat16()
+    optimizer = OnePassAdam(net.parameters(), head=net["head"])
+    assert net["head"].low_precision is None
+    x, y = batch(0, device)
+    net["head"].loss(net["net"](x.bfloat16()), y).backward()
+    optimizer.step()
+    assert int(net["head"].counts.sum()) == 8
+
+
+@pytest.mark.gpu
+@both
+def test_a_whole_step_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "_LARGE", 1)
+
+    def run(graphed: bool) -> tuple[nn.ModuleDict, Tensor]:
+        net = model("cuda")
+        optimizer = PAIRS[name][0](net.parameters(), lr=0.01, head=net["head"])
+        x, y = batch(0, "cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            net["head"].loss(net["net"](x), y).backward()
+            optimizer.step()
+
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        for number in range(8):
+            for static, new in zip((x, y), batch(number, "cuda"), strict=True):
+                static.copy_(new)
+            if number >= 3 and graphed:
+                if number == 3:
+                    with torch.cuda.graph(graph):
+                        step()
+                graph.replay()
+            else:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    step()
+                torch.cuda.current_stream().wait_stream(side)
+        return net, optimizer.state[net["head"].weight]["step"]
+
+    (found, found_steps), (expected, expected_steps) = run(True), run(False)
+    assert_same(found, expected)
+    assert float(found_steps) == float(expected_steps) == 8
