@@ -1,4 +1,7 @@
-"""Where data live: `--data-root`, else the environment's HEBBIAN_DATA, else the user's cache folder."""
+"""Where data live: `--data-root`, else the environment's HEBBIAN_DATA, else the user's cache folder.
+
+What is made from data goes to HEBBIAN_CACHE, else the user's cache folder: the data root may be read-only and shared.
+"""
 
 import os
 from pathlib import Path
@@ -10,6 +13,17 @@ def data_root(option: str | None = None) -> Path:
         return Path(option).expanduser()
     if configured := os.environ.get("HEBBIAN_DATA"):
         return Path(configured).expanduser()
+    return _user_cache()
+
+
+def cache_root() -> Path:
+    """The folder for arrays that are made once and read often; all of it may be deleted at any time."""
+    if configured := os.environ.get("HEBBIAN_CACHE"):
+        return Path(configured).expanduser()
+    return _user_cache()
+
+
+def _user_cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG rules say to ignore a relative path.
     base = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"

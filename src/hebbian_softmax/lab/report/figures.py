@@ -1,12 +1,11 @@
 """Figures that stay readable in print, in grey and to colour-blind eyes."""
 
-import importlib.util
 import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.extras import require
 
 # Okabe and Ito's palette; line style and marker repeat what the colour says.
 STYLES = (
@@ -39,9 +38,7 @@ class Panel:
 
 def require_extras() -> None:
     """Say what is missing before hours of work, not after."""
-    for name in ("numpy", "matplotlib"):
-        if importlib.util.find_spec(name) is None:
-            raise LabError(f"this command needs {name}: pip install 'hebbian-softmax[lab]'")
+    require("numpy", "matplotlib")
 
 
 def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes:
