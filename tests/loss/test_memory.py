@@ -108,6 +108,7 @@ def test_on_the_device(impl: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", ["chunked", "triton"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_the_device_is_never_waited_for(impl: str, reduction: str) -> None:
     case = make(512, 64, 5003, device="cuda", dtype=torch.bfloat16, bias=True)
     ours(case, impl=impl, reduction=reduction).sum().backward()

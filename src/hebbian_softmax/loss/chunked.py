@@ -63,23 +63,23 @@ def row_terms_and_gradients(
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
     sums = _Sums(tiles, needs)
-    lowest = torch.finfo(terms.nll.dtype).min
+    limits = torch.finfo(terms.nll.dtype)
     everything = slice(0, problem.weight.shape[0])
     for rows in ranges(len(problem.target), plan.rows):
         z = tiles.logits(rows, everything)
+        a, b, target = normaliser_scale[rows, None], target_scale[rows, None], problem.target[rows, None]
+        y = target.clamp(min=0)
+        target_logit = z.gather(1, y).to(tiles.wide)
+        z.scatter_(1, y, -torch.inf)
+        x = torch.empty_like(target_logit)
         for group, e in tiles.groups(z):
-            at = slice(rows.start + group.start, rows.start + group.stop)
-            a, b, target = normaliser_scale[at, None], target_scale[at, None], problem.target[at, None]
-            y = target.clamp(min=0)
-            target_logit = e.gather(1, y)
-            e.scatter_(1, y, lowest)
-            m = e.amax(1, keepdim=True)
-            s = e.sub_(m).exp_().sum(1, keepdim=True)
-            x = m - target_logit + s.log()
-            rest = a * x.sigmoid()
-            e.mul_(rest / s).scatter_(1, y, (a - b) - rest)
+            m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # finite, and s > 0, even if there is no other class
+            s = e.sub_(m).exp_().sum(1, keepdim=True).clamp_(min=limits.tiny)
+            x[group] = s.log().add_(m - target_logit[group])
+            rest = a[group] * x[group].sigmoid()
+            e.mul_(rest / s).scatter_(1, y[group], (a[group] - b[group]) - rest)
             sums.add_bias(e, everything)
-            _store(terms, at, target, target_logit, x)
+        _store(terms, rows, target, target_logit, x)
         sums.add(z, rows, everything)
     return terms, sums.gradients()
 

@@ -19,7 +19,7 @@ _FEWEST_ROWS = 64
 _MOST_ROWS = 1024
 """With a split vocabulary: enough rows for fast products."""
 
-_CACHE = 2**20
+_CACHE = 2**21
 """Bytes of logits worked through at once on a CPU, so that they stay in its cache from one pass to the next."""
 
 _CONVERTED = 2**23
