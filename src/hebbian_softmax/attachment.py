@@ -148,7 +148,7 @@ class RemovedAttachment:
 def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassSums]) -> ClassSums:
     owner = head()
     assert owner is not None  # whoever runs a backward pass or a step through the head holds it
-    return class_sums(owner, contents)
+    return class_sums(owner, contents).folded()
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

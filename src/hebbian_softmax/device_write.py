@@ -161,7 +161,7 @@ def find_runs(
     )
     keys, order = keys.sort(stable=True)
     before, many = torch.empty_like(order), torch.empty_like(keys)
-    rate, norms = h.new_empty(2, n, dtype=torch.float32)
+    rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
     step, kind_of_step = no_update(weight) if update is None else update.arguments()
@@ -256,7 +256,7 @@ def tile(features: int, rows: int = 8) -> dict[str, int]:
     """How many activations a program holds at once, of how many values, with how many warps."""
     block = power_of_two(features)
     rows = max(1, min(rows, _TILE // block))
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(4, rows * block // 1024))}
+    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024))}
 
 
 def power_of_two(n: int) -> int:

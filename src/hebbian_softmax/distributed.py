@@ -161,15 +161,14 @@ def join_counts(sums: ClassSums, group: dist.ProcessGroup | None) -> tuple[Tenso
 
 def join_sums(sums: ClassSums, classes: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Summed activations of ``classes`` (a subset of those seen), of all activations, and their summed norms."""
-    total = sums.sums.sum(0)
-    if group is None:
-        return sums.sums[torch.isin(sums.classes, classes)], total, sums.norms
-    features = sums.sums.shape[1]
-    wire = sums.sums.new_zeros(classes.numel() * features + features + 1)
-    by_class = wire[: classes.numel() * features].view(-1, features)
     mine = torch.isin(sums.classes, classes)
-    by_class[torch.searchsorted(classes, sums.classes[mine])] = sums.sums[mine]
-    wire[-features - 1 : -1] = total
+    if group is None:
+        return sums.of(mine), sums.total, sums.norms
+    features = sums.rows.shape[1]
+    wire = sums.rows.new_zeros(classes.numel() * features + features + 1)
+    by_class = wire[: classes.numel() * features].view(-1, features)
+    by_class[torch.searchsorted(classes, sums.classes[mine])] = sums.of(mine)
+    wire[-features - 1 : -1] = sums.total
     wire[-1] = sums.norms
     dist.all_reduce(wire, group=group)
     return by_class, wire[-features - 1 : -1], wire[-1]

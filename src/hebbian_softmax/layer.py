@@ -269,7 +269,8 @@ class HebbianSoftmax(nn.Linear):
         attached; neither are copies of the optimizer.
         """
         if self._attachment is not None:
-            if self._attachment.active and getattr(optimizer, "head", None) is self and process_group is None:
+            made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
+            if self._attachment.active and made_with_it and process_group is None:
                 return self._attachment
             if self._attachment.active:
                 raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")

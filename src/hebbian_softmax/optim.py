@@ -140,12 +140,11 @@ class _OnePass(torch.optim.Optimizer, ABC):
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients; make the embedding with sparse=False"
             )
+        where = p.device if p.is_cuda else torch.device("cpu")  # so that a CUDA graph counts too
         state = self.state[p]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=where)
             state.update({name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in self._moments})
-        # On the device, so that a CUDA graph counts too.
-        where = p.device if p.is_cuda else torch.device("cpu")
         if not isinstance(state["step"], Tensor) or state["step"].device != where:
             state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=where)
 

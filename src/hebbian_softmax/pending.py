@@ -248,13 +248,16 @@ def _masked(entry: _Entry) -> Activations | ClassSums:
         return Activations(content.h, torch.where(alive.to(content.targets.device), content.targets, nobody))
     keep = alive.expand_as(content.n)
     return ClassSums(
-        content.classes[keep],
-        content.n[keep],
-        content.sums[keep],
-        content.norms * alive,
-        content.nonfinite * alive,
+        classes=content.classes[keep],
+        n=content.n[keep],
+        rows=content.rows,
+        order=content.order[keep],
+        parts=content.parts[keep],
+        total=content.total * alive,
+        norms=content.norms * alive,
+        nonfinite=content.nonfinite * alive,
     )
 
 
 def _rows(entry: _Entry) -> int:
-    return (entry.content.h if isinstance(entry.content, Activations) else entry.content.sums).shape[0]
+    return (entry.content.h if isinstance(entry.content, Activations) else entry.content.rows).shape[0]

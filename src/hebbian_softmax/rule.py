@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,18 +82,41 @@ class InverseCountRate:
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What the rule needs of a batch: for each class seen, ascending, its occurrences and summed activation."""
+    """What the rule needs of a batch: for each class seen, ascending, its occurrences and summed activation.
+
+    The sums themselves are taken when asked for: most classes of a batch are past the limit and not written.
+    """
 
     classes: Tensor
     """int64 (K,), ascending, each once."""
     n: Tensor
     """int64 (K,), all > 0."""
-    sums: Tensor
-    """(K, features) in the accumulation dtype."""
+    rows: Tensor
+    """(M, features) in the accumulation dtype: activations, or sums of several that share a class."""
+    order: Tensor
+    """int64: which of ``rows`` belong to the first class, then to the second, and so on."""
+    parts: Tensor
+    """int64 (K,): how many of ``rows`` each class has."""
+    total: Tensor
+    """(features,): the sum of all activations."""
     norms: Tensor
     """Scalar: Σ_j ‖h_j − center‖ over the activations."""
     nonfinite: Tensor
     """int64 scalar: activations left out because they hold an inf or a NaN, or have no finite norm."""
+
+    def of(self, which: Tensor) -> Tensor:
+        """Σ_j h_j of the classes where ``which`` (K,) is true."""
+        rows = self.rows[self.order[which.repeat_interleave(self.parts)]]
+        lengths = self.parts[which]
+        if lengths.numel() == 0:
+            return rows
+        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
+
+    def folded(self) -> ClassSums:
+        """The same with one row a class."""
+        everything = torch.ones_like(self.classes, dtype=torch.bool)
+        order = torch.arange(self.classes.numel(), device=self.classes.device)
+        return replace(self, rows=self.of(everything), order=order, parts=torch.ones_like(self.n))
 
 
 def accumulation_dtype(weight: Tensor) -> torch.dtype:
@@ -112,7 +135,7 @@ def sum_by_class(
     >>> h = torch.tensor([[1., 0.], [0., 1.], [3., 0.]])
     >>> s = sum_by_class(h, torch.tensor([7, 2, 7]), num_classes=9, ignore_index=-100,
     ...                  center=torch.zeros(2), dtype=torch.float32)
-    >>> s.classes.tolist(), s.n.tolist(), s.sums.tolist()
+    >>> s.classes.tolist(), s.n.tolist(), s.folded().rows.tolist()
     ([2, 7], [1, 2], [[0.0, 1.0], [4.0, 0.0]])
     """
     known = (targets != ignore_index) & (targets >= 0) & (targets < num_classes)
@@ -120,14 +143,18 @@ def sum_by_class(
     # The norm and not the entries: what is finite and has no finite norm would still end as an inf in a sum.
     finite = torch.isfinite(torch.linalg.vector_norm(h, dim=1))
     keep = known & finite
-    kept_targets, order = targets[keep].long().sort(stable=True)
-    kept = h[keep][order]
-    classes, n = torch.unique_consecutive(kept_targets, return_counts=True)
+    if not bool(keep.all()):
+        h, targets = h[keep], targets[keep]
+    targets, order = targets.long().sort(stable=True)
+    classes, n = torch.unique_consecutive(targets, return_counts=True)
     return ClassSums(
         classes=classes,
         n=n,
-        sums=_segment_sums(kept, n),
-        norms=torch.linalg.vector_norm(kept - center.to(dtype), dim=1).sum(),
+        rows=h,
+        order=order,
+        parts=n,
+        total=h.sum(0),
+        norms=torch.linalg.vector_norm(h - center.to(dtype), dim=1).sum(),
         nonfinite=(known & ~finite).sum(),
     )
 
@@ -136,6 +163,7 @@ def merge_sums(parts: Sequence[ClassSums]) -> ClassSums:
     """The class sums of several batches taken together."""
     if len(parts) == 1:
         return parts[0]
+    parts = [part.folded() for part in parts]
     classes, order = torch.cat([part.classes for part in parts]).sort(stable=True)
     classes, lengths = torch.unique_consecutive(classes, return_counts=True)
     owner = torch.repeat_interleave(lengths)
@@ -143,16 +171,13 @@ def merge_sums(parts: Sequence[ClassSums]) -> ClassSums:
     return ClassSums(
         classes=classes,
         n=torch.zeros_like(classes).index_add_(0, owner, n),
-        sums=_segment_sums(torch.cat([part.sums for part in parts])[order], lengths),
+        rows=torch.cat([part.rows for part in parts]),
+        order=order,
+        parts=lengths,
+        total=torch.stack([part.total for part in parts]).sum(0),
         norms=torch.stack([part.norms for part in parts]).sum(),
         nonfinite=torch.stack([part.nonfinite for part in parts]).sum(),
     )
-
-
-def _segment_sums(rows: Tensor, lengths: Tensor) -> Tensor:
-    if lengths.numel() == 0:
-        return rows.new_zeros(0, rows.shape[1])
-    return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
 
 
 def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
