@@ -356,6 +356,24 @@ def test_bfloat16_weights_have_no_copy(device: str) -> None:
 
 @pytest.mark.gpu
 @both
+def test_a_step_does_not_wait_for_the_device(name: str) -> None:
+    net = model("cuda")
+    optimizer = PAIRS[name][0](net.parameters(), lr=0.01, head=net["head"])
+    train(net, optimizer, range(2))
+    x, y = batch(2, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            optimizer.zero_grad()
+            net["head"].loss(net["net"](x), y).backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(net["head"].counts.sum()) == 4 * 8
+
+
+@pytest.mark.gpu
+@both
 def test_a_whole_step_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "_LARGE", 1)
 

@@ -6,7 +6,12 @@ Where there is no GPU, Triton's interpreter runs them.
 from __future__ import annotations
 
 import copy
+import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -228,3 +233,18 @@ def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
     head = HebbianSoftmax(4, 5, gamma=0.2, limit=6, **change)
     assert not device_write.suits(head, head.weight)
     assert not device_write.applies(head, [], head.weight)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Also without one. In a process of its own, since Triton may be interpreted in this one."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, root / "tests" / "compile_kernels.py"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
