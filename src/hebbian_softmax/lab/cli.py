@@ -20,6 +20,7 @@ EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` ad
 
 VERBS = {
     "compare": "train the same network with a plain and with a Hebbian softmax",
+    "reproduce": "re-run an experiment of the paper: tuning, seeds, tables and figures",
 }
 
 
@@ -92,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hebbian",
         description="Experiments with softmax layers that memorise.",
-        epilog="Start with: hebbian compare longtail",
+        epilog="Start with: hebbian compare glyphs",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hebbian-softmax {__version__}")

@@ -77,6 +77,29 @@ def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
+def multiple(of: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
+    """Parses a positive multiple of `of`."""
+
+    def parse(text: str) -> int:
+        value = integer(1, maximum)(text)
+        if value % of:
+            raise argparse.ArgumentTypeError(f"must be a multiple of {of}, not {text!r}")
+        return value
+
+    return parse
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """Parses one of `names`."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}, not {text!r}")
+        return text
+
+    return parse
+
+
 def number(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
     """Parses a finite number from `minimum` to `maximum`."""
 

@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -56,12 +56,13 @@ def train(
     checkpoint_seconds: float = 60.0,
     label: str = "training",
     quiet: bool = False,
+    show: Callable[..., Progress] = Progress,
 ) -> float:
     """Train `task` up to step `steps`, from the run's checkpoint if it has one; the value is the seconds it took.
 
     A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
     Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A loss that is not finite raises and leaves
-    the checkpoint from before it in place.
+    the checkpoint from before it in place. `show` makes the progress.
     """
     step, seconds, losses = resume(task, run)
     run.cut_log(step)
@@ -70,7 +71,7 @@ def train(
     clock = time.monotonic() - seconds  # `seconds` counts the time of all resumes together
     metrics: Mapping[str, float] = {}
 
-    with catch_signals() as received, Progress(label, total=steps, start=step, quiet=quiet) as progress:
+    with catch_signals() as received, show(label, total=steps, start=step, quiet=quiet) as progress:
         if lost := missing_records(run, step, steps, evaluate_every):
             progress.note(f"the log lacks the records of {lost}; they do not come back")
         while step < steps:

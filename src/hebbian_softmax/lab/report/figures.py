@@ -21,19 +21,24 @@ STYLES = (
 
 @dataclass(frozen=True)
 class Line:
-    """One curve. The n-th line of every panel looks the same."""
+    """One curve, with a band from `low` to `high` if they are given. The n-th line of every panel looks the same."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes and its curves."""
+    """One pair of axes and its curves. Labels of its own stand in place of the figure's."""
 
     title: str
     lines: Sequence[Line]
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
 
 
 def require_extras() -> None:
@@ -42,13 +47,14 @@ def require_extras() -> None:
 
 
 def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes:
-    """Panels side by side on one y axis, as a PNG. The labels name the units."""
+    """Panels side by side, on one y axis unless they have labels of their own, as a PNG. The labels name the units."""
     require_extras()
     from matplotlib.figure import Figure  # drawn without pyplot, so no display and no global state
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(1.5 + 4.2 * len(panels), 4.0), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+    together = not any(panel.y_label for panel in panels)
+    for axes, panel in zip(figure.subplots(1, len(panels), sharey=together, squeeze=False)[0], panels, strict=True):
         for number, line in enumerate(panel.lines):
             colour, dashes, marker = STYLES[number % len(STYLES)]
             points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
@@ -63,12 +69,20 @@ def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes
                 markevery=max(1, len(points) // 10),
                 linewidth=2,
             )
+            if line.low:
+                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
         axes.set_title(panel.title, fontsize=12)
-        axes.set_xlabel(x_label, fontsize=11)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set_xlabel(panel.x_label or x_label, fontsize=11)
+        if panel.y_label:
+            axes.set_ylabel(panel.y_label, fontsize=11)
+        if panel.log_x:
+            axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=10)
-    figure.axes[0].set_ylabel(y_label, fontsize=11)
+    if together:
+        figure.axes[0].set_ylabel(y_label, fontsize=11)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
