@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.output_layer.problems import Problem
+from hebbian_softmax.loss import linear_cross_entropy
+from hebbian_softmax.loss.api import cross_entropy
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """Mean loss, gradient of h, gradient of W."""
@@ -49,24 +51,26 @@ def plain(loss: Loss, note: str = "") -> Callable[[Problem], tuple[Run, str]]:
 
 
 def ours(problem: Problem) -> tuple[Run, str]:
-    from hebbian_softmax.loss import linear_cross_entropy
-
     def loss(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = linear_cross_entropy(h, weight, targets, linear_bias=bias)
-        return result
+        return linear_cross_entropy(h, weight, targets, linear_bias=bias)
 
     return differentiate(loss, problem), ""
 
 
 def ours_master(problem: Problem) -> tuple[Run, str]:
     """W of mixed precision training: an fp32 master that takes the gradient, and the bf16 copy that is read."""
-    from hebbian_softmax.loss import linear_cross_entropy_master  # type: ignore[attr-defined, unused-ignore]
-
     copy = problem.weight.detach()
     master = copy.float().requires_grad_()
+    options: dict[str, Any] = {
+        "linear_bias": None,
+        "weight": None,
+        "reduction": "mean",
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+    }
 
     def run() -> Gradients:
-        value = linear_cross_entropy_master(problem.h, master, copy, problem.targets)
+        value = cross_entropy(problem.h, master, problem.targets, copy=copy, **options)  # what head.loss calls
         h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, master))
         return value.detach(), h_gradient, weight_gradient
 

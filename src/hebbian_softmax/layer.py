@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import checks
-from hebbian_softmax import loss as losses
 from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
@@ -219,7 +218,7 @@ class HebbianSoftmax(nn.Linear):
             check_gathered(self.weight, h)
             checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
-        loss = self._cross_entropy(h)(
+        loss = cross_entropy(
             F.dropout(flat, self.dropout, self.training),
             self.weight,
             flat_targets,
@@ -229,6 +228,7 @@ class HebbianSoftmax(nn.Linear):
             ignore_index=self.ignore_index,
             label_smoothing=label_smoothing,
             zero_if_empty=True,
+            copy=self._copy_for(h),
         )
         if reduction == "none":
             loss = loss.view(targets.shape)
@@ -360,18 +360,11 @@ class HebbianSoftmax(nn.Linear):
             )
         return attached
 
-    def _cross_entropy(self, h: Tensor) -> Callable[..., Tensor]:
-        """The loss function; on the weight's copy in bfloat16, where there is one and h asks for it."""
-        on_copy = getattr(losses, "linear_cross_entropy_master", None)
-        copy = self.low_precision
-        if on_copy is None or copy is None or torch.compiler.is_compiling() or not wants_low_precision(h):
-            return cross_entropy
-
-        def loss(input: Tensor, master: Tensor, target: Tensor, **options: Any) -> Tensor:
-            result: Tensor = on_copy(input, master, copy.of(master), target, **options)
-            return result
-
-        return loss
+    def _copy_for(self, h: Tensor) -> Tensor | None:
+        """The weight's copy in bfloat16, where there is one and h asks for it."""
+        if self.low_precision is None or torch.compiler.is_compiling() or not wants_low_precision(h):
+            return None
+        return self.low_precision.of(self.weight)
 
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)

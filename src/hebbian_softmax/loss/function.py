@@ -18,7 +18,7 @@ from hebbian_softmax.loss.weighting import Weighting
 @dataclass(frozen=True)
 class Settings:
     impl: str
-    workspace: int
+    workspace: int | None
     products: torch.dtype
     """What the products run in."""
     result: torch.dtype
@@ -44,6 +44,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
+        copy: Tensor | None,
         weighting: Weighting,
         settings: Settings,
     ) -> Tensor:
@@ -55,22 +56,23 @@ class LinearCrossEntropy(torch.autograd.Function):
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
             check_values(target, weight.shape[0], settings.ignore_index)
             target = torch.where(target == settings.ignore_index, -1, target)
-            problem = Problem.of(input, weight, bias, target, settings.products)
+            problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
             engine = selection.engine(settings.impl, problem)
+            workspace = settings.workspace or selection.default_workspace(engine, problem)
             share = row_share(problem, weighting, settings)
             ctx.early = settings.reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scales = weighting.scales(problem, share)
                 terms, gradients = engine.row_terms_and_gradients(
-                    problem, scales.normaliser, scales.target, ctx.needs, settings.workspace
+                    problem, scales.normaliser, scales.target, ctx.needs, workspace
                 )
                 gradients = weighting.corrected(problem, scales, gradients)
                 # Saved here they are let go of before they are accumulated, so .grad becomes the buffer, not a copy.
                 ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
             else:
-                terms = engine.row_terms(problem, settings.workspace)
+                terms = engine.row_terms(problem, workspace)
                 if ctx.needs.any():
-                    ctx.save_for_backward(input, weight, bias, target, terms.nll, terms.target_logit, share)
+                    ctx.save_for_backward(input, weight, bias, target, copy, terms.nll, terms.target_logit, share)
             losses = weighting.losses(problem, terms)
             if settings.reduction != "none":
                 losses = losses.sum() * share
@@ -89,7 +91,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 found = [computed.input, computed.weight, computed.bias]
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
-        return (*found, None, None, None)
+        return (*found, None, None, None, None)
 
 
 def row_share(problem: Problem, weighting: Weighting, settings: Settings) -> Tensor:
@@ -102,12 +104,14 @@ def row_share(problem: Problem, weighting: Weighting, settings: Settings) -> Ten
 
 
 def _computed(ctx: Any, upstream: Tensor) -> Gradients:
-    input, weight, bias, target, nll, target_logit, share = ctx.saved_tensors
+    input, weight, bias, target, copy, nll, target_logit, share = ctx.saved_tensors
     settings: Settings = ctx.settings
-    problem = Problem.of(input, weight, bias, target, settings.products)
+    problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
+    engine = selection.engine(settings.impl, problem)
+    workspace = settings.workspace or selection.default_workspace(engine, problem)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
-    gradients = selection.engine(settings.impl, problem).gradients(
-        problem, RowTerms(nll, target_logit), scales.normaliser, scales.target, ctx.needs, settings.workspace
+    gradients = engine.gradients(
+        problem, RowTerms(nll, target_logit), scales.normaliser, scales.target, ctx.needs, workspace
     )
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
     return corrected

@@ -13,13 +13,19 @@ from torch.autograd import forward_ad
 from hebbian_softmax.loss.problem import Engine, Problem
 
 _WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
-"""Bytes: 128 MiB on a CPU, 1 GiB on a GPU and 256 MiB elsewhere, where products of that size run at full speed."""
+"""Bytes for the chunked engine: products of that size run at full speed."""
 
 _TINY = 2**18
 """Logits up to so many are computed at once: the bookkeeping of tiles would take longer than it saves."""
 
 
-def default_workspace(device: torch.device) -> int:
+def default_workspace(engine: Engine, problem: Problem) -> int:
+    """The engine's own choice, or one by device."""
+    own = getattr(engine, "default_workspace", None)
+    return int(own(problem)) if own is not None else chunked_workspace(problem.input.device)
+
+
+def chunked_workspace(device: torch.device) -> int:
     return _WORKSPACE.get(device.type, 2**28)
 
 

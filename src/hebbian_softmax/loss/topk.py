@@ -40,7 +40,7 @@ def linear_topk(
     dtype = selection.product_dtype(input)
     problem = Problem.of(rows, linear_weight, linear_bias, rows.new_empty(rows.shape[0], dtype=torch.int64), dtype)
     with torch.autocast(input.device.type, enabled=False):
-        values, classes = _topk(problem, k, workspace or selection.default_workspace(input.device))
+        values, classes = _topk(problem, k, workspace or selection.chunked_workspace(input.device))
     return values.reshape(*input.shape[:-1], k), classes.reshape(*input.shape[:-1], k)
 
 
