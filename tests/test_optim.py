@@ -325,13 +325,13 @@ def test_the_loss_uses_the_copy(device: str) -> None:
     optimizer = OnePassRMSprop(net.parameters(), head=head)
     head.low_precision.of(head.weight).zero_()  # to be recognised: all classes are then equally likely
     alike = math.log(head.num_classes)
-    assert float(head.loss(h, y)) != pytest.approx(alike)
+    assert head.loss(h, y).item() != pytest.approx(alike)
     loss = head.loss(h.bfloat16(), y)
     assert loss.dtype == torch.float32
     with torch.autocast(device, torch.bfloat16):
         under_autocast = head.loss(h, y)
     for each in (loss, under_autocast):
-        assert float(each) == pytest.approx(alike)
+        assert each.item() == pytest.approx(alike)
         each.backward()
     assert head.weight.grad.dtype == torch.float32
     optimizer.step()
