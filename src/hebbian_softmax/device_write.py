@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hebbian_softmax.device_step import Update, no_update
 from hebbian_softmax.objectives import Euclidean, InnerProduct
@@ -49,8 +49,9 @@ def applies(head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], w
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether kernels can work on it."""
-    return tensor.is_cuda and kernels() is not None and tensor.dtype in _DTYPES and tensor.is_contiguous()
+    """Whether kernels can work on it. Subclasses, as DTensor, are not the memory that they stand for."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in _DTYPES and tensor.is_contiguous()
+    return tensor.is_cuda and plain and kernels() is not None
 
 
 def suits(head: HebbianSoftmax, weight: Tensor) -> bool:

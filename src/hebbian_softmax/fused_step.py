@@ -39,7 +39,8 @@ class RowStep:
         slots, self._slots = self._empty_slots(weight), None  # not kept where an exception leaves entries
         with torch.cuda.device_of(weight):
             runs = find_runs(head, contents, weight, update, slots) if contents else None
-            copy = head.low_precision
+            keeper = head.low_precision
+            copy = weight if keeper is None else keeper.room_for(weight)
             values, kind = update.arguments()
             objective, radius = objective_of(head)
             # Without runs nothing reads what belongs to them.
@@ -50,22 +51,22 @@ class RowStep:
             )
             kernels().step_rows[(head.num_classes,)](
                 weight,
-                weight if copy is None else copy.room_for(weight),
+                copy,
                 *values,
                 *of_runs,
                 head.counts,
                 head.in_features,
                 float(radius),
                 **kind,
-                COPY=copy is not None,
+                COPY=keeper is not None,
                 WRITE=runs is not None,
                 MEMORIZING=head.memorizing,
                 OBJECTIVE=objective,
                 **tile(head.in_features, rows=4),
             )
-        torch.autograd.graph.increment_version((weight, head.counts))
-        if copy is not None:
-            copy.note(weight)
+        torch.autograd.graph.increment_version((weight, copy, head.counts))
+        if keeper is not None:
+            keeper.note(weight)
         self._slots = slots
 
     def _empty_slots(self, weight: Tensor) -> Tensor:

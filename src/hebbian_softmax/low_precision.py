@@ -10,7 +10,8 @@ class LowPrecisionCopy:
     """``weight`` rounded to bfloat16, for the matrix products of a loss in that precision.
 
     It is derived, so no state dict has it, and is made anew when the weight has changed in any way that autograd
-    would notice (not through ``.data``). The one-pass optimizers write it along with the weight.
+    would notice (not through ``.data``, nor between two replays of a CUDA graph, which asks nobody). The one-pass
+    optimizers write it along with the weight.
     """
 
     def __init__(self) -> None:

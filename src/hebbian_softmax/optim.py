@@ -95,9 +95,10 @@ class _OnePass(torch.optim.Optimizer, ABC):
                 loss = closure()
         weight = self._weight_written_here()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
+            for p in group["params"]:
                 self._prepare(p)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
             large = [p for p in params if p.numel() >= _LARGE and device_write.on_gpu(p)]
             alone = {id(p) for p in (*large, weight)}
             self._step_together(group, [p for p in params if id(p) not in alone])
@@ -135,7 +136,8 @@ class _OnePass(torch.optim.Optimizer, ABC):
 
     def _prepare(self, p: Tensor) -> None:
         """Make the state of a parameter, or bring a loaded one to where it is needed."""
-        assert p.grad is not None
+        if p.grad is None:
+            return
         if p.grad.layout != torch.strided:
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients; make the embedding with sparse=False"
@@ -223,7 +225,7 @@ class OnePassRMSprop(_OnePass):
                 [self.state[p]["step"] for p in some],
                 foreach=on_gpu,
                 capturable=on_gpu,
-                lr=group["lr"],
+                lr=_lr(group, on_gpu),
                 alpha=group["alpha"],
                 eps=group["eps"],
                 weight_decay=group["weight_decay"],
@@ -274,11 +276,17 @@ class OnePassAdam(_OnePass):
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
-                lr=group["lr"],
+                lr=_lr(group, on_gpu),
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=False,
             )
+
+
+def _lr(group: dict[str, Any], on_gpu: bool) -> Any:
+    """A tensor on the CPU is a number to a GPU."""
+    lr = group["lr"]
+    return float(lr) if on_gpu and isinstance(lr, Tensor) and not lr.is_cuda else lr
 
 
 def _by_device(params: list[Tensor]) -> list[tuple[list[Tensor], bool]]:
