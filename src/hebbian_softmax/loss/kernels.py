@@ -10,7 +10,8 @@ gives beforehand, so no maximum is needed, and 1 - p_y = s / (s + 1) without can
 about a factor that is the same for a whole row, so long as nothing overflows: rows whose target is less likely than
 e⁻⁶⁰ are found afterwards, and their chunk is made again with the largest logit as the shift (``RETRY``).
 
-Shifts and logits are kept in units of log 2, because exp2 is what the hardware has.
+Shifts and logits are kept in units of log 2, because exp2 is what the hardware has. Sizes that change from batch to
+batch are not specialised on, so that no batch waits for a compilation.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def target_logits(
     tl.store(shift_ptr + row, tl.where(counted, tl.maximum(logit * LOG2E, -1e30), float("inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "classes", "first_class"])
 def scores(
     h_desc, w_desc, e_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, retry_ptr,
     rows, classes, features, first_class,
@@ -105,7 +106,7 @@ def scores(
         tl.store(partial_ptr + column_tile.to(tl.int64) * rows + at_row, result, is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles"])
 def raise_shifts(partial_ptr, logit_ptr, shift_ptr, retry_ptr, rows, tiles, ROWS: tl.constexpr, TILES: tl.constexpr):
     """If any row is to be made again: the largest logit becomes the shift of every row."""
     if tl.load(retry_ptr) == 0:
@@ -124,7 +125,7 @@ def raise_shifts(partial_ptr, logit_ptr, shift_ptr, retry_ptr, rows, tiles, ROWS
     tl.store(shift_ptr + at, tl.where(shift == float("inf"), shift, largest), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "padded_rows", "tiles"])
 def finish_rows(
     partial_ptr, logit_ptr, shift_ptr, target_ptr, a_ptr, b_ptr, h_ptr,
     nll_ptr, factor_ptr, scaled_ptr, e_ptr, retry_ptr, rows, padded_rows, tiles, features, e_stride,
@@ -180,7 +181,7 @@ def finish_rows(
                 tl.store(scaled_ptr + where, product, (at < padded_rows)[:, None] & valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "first_class", "classes"])
 def set_targets(
     e_ptr, nll_ptr, target_ptr, a_ptr, b_ptr, rows, first_class, classes, e_stride, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -200,7 +201,7 @@ def set_targets(
     tl.store(e_ptr + at.to(tl.int64) * e_stride + column, value.to(e_ptr.dtype.element_ty), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "done", "classes"])
 def finish_input(
     parts_ptr, e_ptr, w_ptr, factor_ptr, out_ptr, rows, part_stride, features, done, classes, e_stride,
     PARTS: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, IEEE: tl.constexpr,
@@ -228,7 +229,7 @@ def finish_input(
     tl.store(out_ptr + where, (total * factor[:, None]).to(out_ptr.dtype.element_ty), valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "classes"])
 def column_sums(
     e_ptr, factor_ptr, out_ptr, rows, classes, e_stride, ROWS: tl.constexpr, CLASSES: tl.constexpr
 ):  # fmt: skip
@@ -245,7 +246,7 @@ def column_sums(
     tl.store(out_ptr + column, tl.load(out_ptr + column, is_class, other=0.0) + total, is_class)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def multiply(x_ptr, factor_ptr, n, BLOCK: tl.constexpr):
     """x *= factor, and nothing at all where factor is 1."""
     factor = tl.load(factor_ptr).to(tl.float32)
