@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.data.root import data_root
+from hebbian_softmax.lab.data.root import cache_root, data_root
 
 
 def test_the_option_wins_over_the_environment_over_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +23,12 @@ def test_without_a_usable_cache_setting_it_is_the_home_folder(monkeypatch: pytes
     monkeypatch.setenv("HOME", "/home/someone")
     assert data_root() == Path("/home/someone/.cache/hebbian-softmax")
     assert data_root("~/data") == Path("/home/someone/data")
+
+
+def test_the_cache_has_a_setting_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_DATA", "/read/only")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
+    monkeypatch.delenv("HEBBIAN_CACHE", raising=False)
+    assert cache_root() == Path("/from/cache/hebbian-softmax")
+    monkeypatch.setenv("HEBBIAN_CACHE", "/from/environment")
+    assert cache_root() == Path("/from/environment")

@@ -63,10 +63,10 @@ def _read(path: Path, name: str) -> ImageSet | None:
     import numpy as np
 
     try:
-        with np.load(path) as file:
+        with open(path, "rb") as stream, np.load(stream) as file:  # np.load leaves damaged files open
             images = torch.from_numpy(file["images"])
             class_names = json.loads(str(file["class_names"]))
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         return None
     if images.dtype != torch.uint8 or images.shape != (len(class_names), DRAWINGS, SIZE, SIZE):
         return None

@@ -104,7 +104,7 @@ def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list
             members = _members(archive, path, file)
             before, packed = progress.done, bytearray()
             for number, member in enumerate(members, 1):
-                packed += _decode(file.read(member), path, member)
+                packed += _decode(archive, path, member, file.read(member))
                 progress.update(before + number)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
         raise _wrong(archive, path, f"cannot be read ({reason(error)})") from error
@@ -136,7 +136,7 @@ def _members(archive: Archive, path: Path, file: zipfile.ZipFile) -> list[str]:
     return [drawings[number][drawing] for number in archive.classes for drawing in range(1, DRAWINGS + 1)]
 
 
-def _decode(content: bytes, path: Path, member: str) -> bytes:
+def _decode(archive: Archive, path: Path, member: str, content: bytes) -> bytes:
     """The pixels of a PNG, eight to a byte."""
     from PIL import Image
 
@@ -146,7 +146,7 @@ def _decode(content: bytes, path: Path, member: str) -> bytes:
                 raise ValueError(f"{image.size[0]}×{image.size[1]} pixels, not {SOURCE_SIZE}×{SOURCE_SIZE}")
             return (image if image.mode == "1" else image.convert("1", dither=Image.Dither.NONE)).tobytes()
     except (OSError, ValueError, SyntaxError, EOFError, zlib.error, Image.DecompressionBombError) as error:
-        raise LabError(f"cannot decode {member} in {path} ({reason(error)}): fetch the archive again") from error
+        raise _wrong(archive, path, f"holds {member}, which cannot be decoded ({reason(error)})") from error
 
 
 def resize(rows: Tensor) -> Tensor:
