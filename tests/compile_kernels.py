@@ -79,9 +79,11 @@ def main() -> None:
             bias = torch.zeros(5, requires_grad=True)
             optimizer = kind([head.weight, bias], lr=lr, head=head)
             (head.loss(h.to(head.weight.dtype), y) + bias.sum()).backward()
-            head.weight.grad.mul_(2)
             optimizer.step()
+            device_write.any_nonzero(head.weight.grad)
             head._attachment.remove()
+    lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
+    lone.memorize(h[:, :1], torch.zeros_like(y))
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ def tile(features: int, rows: int = 8) -> dict[str, int]:
     """How many activations a program holds at once, of how many values, with how many warps."""
     block = power_of_two(features)
     rows = max(1, min(rows, _TILE // block))
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024))}
+    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024, block // 512))}
 
 
 def power_of_two(n: int) -> int:
