@@ -57,6 +57,23 @@ def test_made_once_for_each_key(maker: Maker, folder: Path) -> None:
     assert names(folder) == {"toy-k.npz", "toy-l.npz"}
 
 
+def test_one_thread_makes_it_and_the_others_come_back(folder: Path) -> None:
+    seen = []
+
+    def fails() -> ImageSet:
+        seen.append(torch.get_num_threads())
+        raise LabError("bad archive")
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(LabError):
+            cached("toy", "k", fails, folder)
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_the_folder_is_named_by_the_environment(maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "mine"))
     cached("toy", "k", maker, None)
