@@ -12,7 +12,7 @@ import torch
 from hebbian_softmax.lab.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.data.images import ImageSet
 from hebbian_softmax.lab.errors import LabError, reason
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.files import cannot_write, write_atomic
 from hebbian_softmax.lab.fleet import Runner, Threads, start
 from hebbian_softmax.lab.learner import Learner, Method
 from hebbian_softmax.lab.progress import Progress
@@ -46,7 +46,10 @@ class Store:
         self.folder = folder
 
     def save(self, trial: Trial, history: History, seconds: float) -> None:
-        self.folder.mkdir(exist_ok=True)
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
         # NaN as an accuracy cannot be: a diverged network answers wrongly, and that is a number.
         record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3)}
         record["accuracy"] = [round(value, 5) for value in history.accuracy]
