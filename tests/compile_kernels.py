@@ -65,7 +65,7 @@ def main() -> None:
         setattr(kernels, name, Compiled(getattr(kernels, name)))
     device_write.on_gpu = lambda tensor: True
     optim._LARGE = 1
-    h, y = torch.randn(32, 200), torch.arange(32)
+    h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
         {},
         {"objective": InnerProduct(), "dtype": torch.bfloat16, "rate": lambda c, n: 1 / (1.0 + c)},

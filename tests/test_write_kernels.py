@@ -99,6 +99,13 @@ def test_all_targets_equal(device: str) -> None:
     compare(head_of(device), [[call], [call]])
 
 
+@pytest.mark.parametrize("lengths", [(64,), (63, 65), (1, 128, 3), (130, 0, 200), (100, 28, 64, 64)])
+def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -> None:
+    call = batch(device, sum(lengths))
+    call.targets.copy_(torch.repeat_interleave(torch.tensor(lengths))[torch.randperm(sum(lengths))])
+    compare(head_of(device, limit=150), [[call], [call]])
+
+
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
 def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
     head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)

@@ -76,6 +76,8 @@ class Runs:
     """int32 (N,): the classes, ascending; ``num_classes`` for what is left out."""
     order: Tensor
     """int64 (N,): where in ``h`` they are."""
+    blocks: Tensor
+    """float32 (N / 64, features): sums of 64 activations each; only those within a run with λ > 0 have a meaning."""
     before: Tensor
     """int64 (N,): c[i] before the batch, 0 where no run starts."""
     n: Tensor
@@ -100,6 +102,7 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
             runs.h,
             runs.keys,
             runs.order,
+            runs.blocks,
             runs.before,
             runs.n,
             runs.rate,
@@ -238,7 +241,10 @@ def find_runs(
         num_warps=8,
     )
     torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
-    return Runs(h, keys, order, before, many, rate, center, scale)
+    blocks = h.new_empty(max(n // triton.BLOCK_LENGTH, 1), features, dtype=torch.float32)
+    if head.memorizing and n >= triton.BLOCK_LENGTH:
+        triton.sum_blocks[(blocks.shape[0],)](h, keys, order, rate, blocks, features, head.num_classes, **shape)
+    return Runs(h, keys, order, blocks, before, many, rate, center, scale)
 
 
 def any_nonzero(values: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ class RowStep:
             objective, radius = objective_of(head)
             # Without runs nothing reads what belongs to them.
             of_runs = (
-                [slots, runs.h, runs.order, runs.before, runs.n, runs.rate, runs.center, runs.scale]
+                [slots, runs.h, runs.order, runs.blocks, runs.before, runs.n, runs.rate, runs.center, runs.scale]
                 if runs is not None
-                else [slots] * 8
+                else [slots] * 9
             )
             kernels().step_rows[(head.num_classes,)](
                 weight,

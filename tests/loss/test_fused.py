@@ -156,9 +156,10 @@ def test_an_impossible_target_has_infinite_loss_and_a_gradient() -> None:
 
 def test_an_empty_batch() -> None:
     problem, a = make(0, 8, 20)
-    _, gradients = fused.row_terms_and_gradients(problem, a, a, Needs(DTYPE, torch.float32, None), LARGE)
-    assert gradients.input is not None and gradients.input.shape == (0, 8)
-    assert gradients.weight is not None and not gradients.weight.any()
+    for terms, gradients in both_schedules(problem, a, a, LARGE):
+        assert terms.nll.shape == (0,)
+        assert gradients.input is not None and gradients.input.shape == (0, 8)
+        assert gradients.weight is not None and not gradients.weight.any()
 
 
 def test_the_same_input_gives_the_same_bits() -> None:

@@ -7,10 +7,11 @@ so the same input gives the same bits. A row (of d values, padded to the power o
 """
 
 from hebbian_softmax.kernels.batch import find_runs, inspect, see_all_rows
-from hebbian_softmax.kernels.rows import any_nonzero, write_rows
+from hebbian_softmax.kernels.rows import LENGTH, any_nonzero, sum_blocks, write_rows
 from hebbian_softmax.kernels.running import statistics
 from hebbian_softmax.kernels.step import step_elements, step_rows
 
+BLOCK_LENGTH: int = LENGTH.value
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = 0, 1, 2, 3
 """RATE: λ computed outside, of the count before the batch, of the count with it, always the same."""
 AS_IT_IS, INTO_BALL, ONTO_SPHERE = 0, 1, 2
@@ -24,5 +25,6 @@ __all__ = [
     "statistics",
     "step_elements",
     "step_rows",
+    "sum_blocks",
     "write_rows",
 ]

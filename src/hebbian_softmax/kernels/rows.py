@@ -4,11 +4,58 @@
 import triton
 import triton.language as tl
 
+LENGTH = tl.constexpr(64)
+"""Sorted activations in a block. Of the blocks that lie within a run the sums are made beforehand, all at once."""
+
+
+@triton.jit
+def sum_blocks(
+    h,
+    keys,
+    order,
+    rates,
+    blocks,
+    features,
+    classes,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sum of one block, if all of it belongs to one class with λ > 0. No single program then sums a long run."""
+    first = tl.program_id(0) * LENGTH
+    key = tl.load(keys + first)
+    if (key < classes) & (tl.load(keys + first + LENGTH - 1) == key):
+        low, high = first * 0, first
+        while low < high:  # where the run starts
+            middle = (low + high) // 2
+            earlier = tl.load(keys + middle) < key
+            low = tl.where(earlier, middle + 1, low)
+            high = tl.where(earlier, high, middle)
+        if tl.load(rates + low) > 0:
+            column = tl.arange(0, BLOCK)
+            total = _sum_rows(h, order, first, first + LENGTH, features, ROWS, BLOCK)
+            at = tl.program_id(0).to(tl.int64) * features + column
+            tl.store(blocks + at, total, mask=column < features)
+
+
+@triton.jit
+def _sum_rows(h, order, start, stop, features, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the activations at sorted positions start … stop."""
+    column = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(start, stop, ROWS):
+        position = first + tl.arange(0, ROWS)
+        row = tl.load(order + position, mask=position < stop, other=0)
+        at = h + row.to(tl.int64)[:, None] * features + column[None, :]
+        x = tl.load(at, mask=(position < stop)[:, None] & (column < features)[None, :], other=0.0)
+        total += tl.sum(x.to(tl.float32), 0)
+    return total
+
 
 @triton.jit
 def memory_of_run(
     h,
     order,
+    blocks,
     center,
     scale,
     position,
@@ -22,13 +69,15 @@ def memory_of_run(
     """w* of the run at ``position``: the mean of its activations, centred, scaled, through the inner objective."""
     column = tl.arange(0, BLOCK)
     inside = column < features
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, n, ROWS):
-        each = first + tl.arange(0, ROWS)
-        row = tl.load(order + position + each, mask=each < n, other=0)
-        at = h + row.to(tl.int64)[:, None] * features + column[None, :]
-        x = tl.load(at, mask=(each < n)[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(x.to(tl.float32), 0)
+    stop = position + n
+    first, last = tl.cdiv(position, LENGTH), stop // LENGTH  # the blocks within the run; there may be none
+    head = tl.minimum(first * LENGTH, stop)
+    total = _sum_rows(h, order, position, head, features, ROWS, BLOCK)
+    for start in range(first, last, ROWS):
+        block = start + tl.arange(0, ROWS)
+        at = blocks + block.to(tl.int64)[:, None] * features + column[None, :]
+        total += tl.sum(tl.load(at, mask=(block < last)[:, None] & inside[None, :], other=0.0), 0)
+    total += _sum_rows(h, order, tl.maximum(last * LENGTH, head), stop, features, ROWS, BLOCK)
     away = tl.load(center + column, mask=inside, other=0.0)
     w = (tl.div_rn(total, tl.zeros([BLOCK], tl.float32) + n) - away) * tl.load(scale)
     if OBJECTIVE == 1:
@@ -62,6 +111,7 @@ def write_rows(
     h,
     keys,
     order,
+    blocks,
     before,
     run_lengths,
     rates,
@@ -89,7 +139,9 @@ def write_rows(
                 inside = column < features
                 at = weight + key.to(tl.int64) * features + column
                 row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-                memory = memory_of_run(h, order, center, scale, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                memory = memory_of_run(
+                    h, order, blocks, center, scale, position, n, features, radius, OBJECTIVE, ROWS, BLOCK
+                )
                 tl.store(at, mixed(row, memory, rate, weight.dtype.element_ty), mask=inside)
 
 

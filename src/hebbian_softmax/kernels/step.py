@@ -121,6 +121,7 @@ def step_rows(
     slots,
     h,
     order,
+    blocks,
     before,
     run_lengths,
     rates,
@@ -172,7 +173,7 @@ def step_rows(
                 rate = tl.load(rates + position)
                 if rate > 0:
                     memory = memory_of_run(
-                        h, order, center, scale, position, n, features, radius, OBJECTIVE, ROWS, BLOCK
+                        h, order, blocks, center, scale, position, n, features, radius, OBJECTIVE, ROWS, BLOCK
                     )
                     w = mixed(w, memory, rate, weight.dtype.element_ty).to(tl.float32)
     tl.store(weight + at, w, mask=inside)

@@ -39,7 +39,7 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
     """The terms of every row. No logit is stored."""
     classes, rows = problem.weight.shape[0], problem.target.shape[0]
     per_row = 4 * -(-classes // TILE_CLASSES)
-    chunk = min(padded(rows, TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
+    chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
     found = Rows.of(problem, chunk)
     for start in range(0, rows, chunk):
         found.take_in(start, min(start + chunk, rows))

@@ -33,7 +33,7 @@ class Rows:
         rows, features = problem.input.shape
         logit, shift, nll = problem.input.new_empty(3, rows, dtype=torch.float32)
         partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
-        retry = problem.target.new_zeros(-(-rows // max(chunk, 1)), dtype=torch.int32)
+        retry = problem.target.new_zeros(-(-rows // chunk), dtype=torch.int32)
         if rows:
             kernels.target_logits[(rows,)](
                 problem.input, problem.weight, problem.bias, problem.target, shift, logit, features,

@@ -57,7 +57,7 @@ class Schedule:
         if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
             workspace -= 4 * padded(classes, PADDING) * features  # the sum from which the gradient is then rounded
         for chunks in range(1, max(rows // _FEWEST_ROWS, 1) + 1):
-            chunk = max(padded(-(-rows // chunks), TILE_ROWS), TILE_ROWS)
+            chunk = padded(max(-(-rows // chunks), 1), TILE_ROWS)
             splits = _splits(chunk, classes, features, processors)
             if chunk * (per_row + 4 * splits * features) <= workspace:
                 return Schedule(chunk, classes, splits)
@@ -72,7 +72,7 @@ class Schedule:
         workspace -= 4 * rows * features if needs.input is not None else 0
         least = min(padded(classes, PADDING), 16 * TILE_CLASSES)
         per_row = size * least + size * features
-        chunk = min(padded(rows, TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
+        chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
         per_class = size * chunk + 4 * chunk // TILE_CLASSES
         width = max((workspace - size * features * chunk) // per_class // TILE_CLASSES * TILE_CLASSES, least)
         width = min(width, padded(classes, PADDING))
@@ -87,7 +87,7 @@ def _splits(rows: int, classes: int, features: int, processors: int) -> int:
     >>> _splits(1408, 267_735, 512, processors=132)
     6
     """
-    tiles = -(-rows // TILE_ROWS) * -(-features // TILE_CLASSES)
+    tiles = -(-max(rows, 1) // TILE_ROWS) * -(-features // TILE_CLASSES)
     most = max(min(_MOST_SPLITS, classes // 4096), 1)
 
     def cost(splits: int) -> float:
