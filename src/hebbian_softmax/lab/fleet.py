@@ -101,7 +101,7 @@ class Graphed:
             for _ in range(WARM_UP):
                 learner.step()
         self.stream.synchronize()
-        self._step = self._record(learner.step)
+        self._step = self.record(learner.step)
         with torch.cuda.stream(self.stream), torch.no_grad():
             for tensor, value in zip(learner.tensors(), before, strict=True):
                 tensor.copy_(value)
@@ -112,7 +112,8 @@ class Graphed:
         learner.generator.set_state(draws)
         self._check_for(self._classes)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of `work`, to be replayed on this stream."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.learner.generator)
         # Not torch.cuda.graph(): it waits for all streams and collects garbage, a tenth of a second for each recording.
@@ -131,7 +132,7 @@ class Graphed:
         if capacity not in self._checks:
             with torch.cuda.stream(self.stream):
                 self.learner.right_answers(capacity)
-            self._checks[capacity] = self._record(lambda: self.learner.check(capacity))
+            self._checks[capacity] = self.record(lambda: self.learner.check(capacity))
         return self._checks[capacity]
 
     def steps(self, count: int) -> None:

@@ -107,16 +107,19 @@ class Learner:
 
     def step(self) -> None:
         """One training step, with the further ones that the method takes."""
-        labels = self._uniform(BATCH, self.active)
-        drawings = TEST_DRAWINGS + self._uniform(BATCH, self.images.shape[1] - TEST_DRAWINGS)
-        inputs = augment(self.images[self.order[labels], drawings].unsqueeze(1), self.generator)
-        loss = self._descend(inputs, labels, None)
-        self.loss.copy_(loss)
+        inputs, labels = self.draw()
+        self.loss.copy_(self._descend(inputs, labels, None))
         if self.method.extra_steps:
             rare = (self.seen[labels] < self.method.limit).float()
             self.seen.index_add_(0, labels, torch.ones_like(labels))
             for _ in range(self.method.extra_steps):
                 self._descend(inputs, labels, rare)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """A batch: training drawings of active classes, rotated and moved at random, and their labels."""
+        labels = self._uniform(BATCH, self.active)
+        drawings = TEST_DRAWINGS + self._uniform(BATCH, self.images.shape[1] - TEST_DRAWINGS)
+        return augment(self.images[self.order[labels], drawings].unsqueeze(1), self.generator), labels
 
     def _descend(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         features = self.network(inputs)

@@ -1,0 +1,79 @@
+"""How large should `make demo` be? Both heads on Glyphs over several seeds, at several learning rates.
+
+Tuning seeds choose the learning rate, the same for both heads: the one with which plain softmax gets furthest. Other
+seeds then show what the demonstration will show. Each trial is stored when it is done; a second call goes on.
+
+    python -m benchmarks.demo_size FOLDER [--steps 2000] [--filters 32] [--tuning-seeds 2] [--seeds 6]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from hebbian_softmax.lab import environment
+from hebbian_softmax.lab.curriculum import History, mean_and_spread
+from hebbian_softmax.lab.data.glyphs import make_glyphs
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.learner import Method
+from hebbian_softmax.lab.runs import to_json
+from hebbian_softmax.lab.trials import Store, Trial, run_trials
+
+FIRST_TUNING_SEED = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the trials and summary.json go")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--filters", type=int, default=32)
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    parser.add_argument("--tuning-seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=6)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    data = make_glyphs()
+    store = Store(options.folder / "trials")
+
+    def carry_out(label: str, trials: list[Trial]) -> dict[Trial, History]:
+        device = torch.device("cpu")
+        return run_trials(trials, store, data, device=device, together=2, filters=options.filters, label=label)
+
+    def both(stage: str, rate: float, seeds: range) -> list[Trial]:
+        return [
+            Trial(f"{stage}-{'hebbian' if hebbian else 'plain'}-{rate:g}", Method(hebbian, rate), seed, options.steps)
+            for seed in seeds
+            for hebbian in (False, True)
+        ]
+
+    began = time.monotonic()
+    tuning_seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + options.tuning_seeds)
+    tuning = carry_out("tuning", [trial for rate in options.rates for trial in both("tuning", rate, tuning_seeds)])
+
+    def plain_reach(rate: float) -> float:
+        chosen = [each.reached for trial, each in tuning.items() if trial.method == Method(False, rate)]
+        return mean_and_spread(chosen)[0]
+
+    best = max(options.rates, key=plain_reach)
+    held_out = carry_out("held out", both("held-out", best, range(options.seeds)))
+    for trial, history in {**tuning, **held_out}.items():
+        reached = [history.classes_at(step) for step in range(250, options.steps + 1, 250)]
+        print(f"{trial.key:28} classes after every 250 steps: {reached}")
+    record = {
+        "data": data.identity,
+        "arguments": {name: value for name, value in vars(options).items() if name != "folder"},
+        "learning_rate": best,
+        "seconds": time.monotonic() - began,
+        "versions": environment.versions(),
+        "hardware": environment.hardware(),
+        "trials": store.records(),
+    }
+    write_atomic(options.folder / "summary.json", (to_json(record) + "\n").encode())
+    print(f"learning rate {best:g}; {options.folder / 'summary.json'}")
+
+
+if __name__ == "__main__":
+    main()
