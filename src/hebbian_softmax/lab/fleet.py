@@ -91,13 +91,13 @@ class Graphed:
         self._checks: dict[int, torch.cuda.CUDAGraph] = {}
         self._unread: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         self.stream.wait_stream(torch.cuda.current_stream(learner.device))
-        before = [tensor.clone() for tensor in learner.tensors()]
-        optimizer = {
-            parameter: {name: value.clone() for name, value in state.items()}
-            for parameter, state in learner.optimizer.state.items()
-        }
         draws = learner.generator.get_state()
         with torch.cuda.stream(self.stream):
+            before = [tensor.clone() for tensor in learner.tensors()]
+            optimizer = {
+                parameter: {name: value.clone() for name, value in state.items()}
+                for parameter, state in learner.optimizer.state.items()
+            }
             for _ in range(WARM_UP):
                 learner.step()
         self.stream.synchronize()
