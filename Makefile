@@ -12,7 +12,7 @@ READY  := $(VENV)/.ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	$(BIN)/hebbian compare longtail
+	$(BIN)/hebbian compare glyphs
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -122,6 +122,12 @@ class Run:
         path = self.path / "result.json"
         return _read_json(path) if path.exists() else None
 
+    def remove_if_unused(self) -> None:
+        """Remove the folder of a run that failed before it did anything: there is nothing to go on with."""
+        if [path.name for path in self.path.iterdir()] == ["config.json"]:
+            (self.path / "config.json").unlink()
+            self.path.rmdir()
+
     def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         path = self.path / "log.jsonl"
         try:

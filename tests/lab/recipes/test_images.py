@@ -16,6 +16,7 @@ import torch
 from hebbian_softmax.lab import learner
 from hebbian_softmax.lab.bars import Bars
 from hebbian_softmax.lab.curriculum import History
+from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.fleet import Threads
 from hebbian_softmax.lab.recipes import images
 from hebbian_softmax.lab.recipes.images import Comparison, GlyphsSettings, OmniglotSettings, suggest, summarize
@@ -89,12 +90,26 @@ def test_bad_options_end_in_one_line(
 ) -> None:
     assert call(*SMALL, "--quiet", "--runs", tmp_path, *options) == code
     assert message in error_line(capsys)
+    assert not list(tmp_path.iterdir())  # nothing is left of it
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_cuda_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL[:-1], "cuda", "--quiet", "--runs", tmp_path) == 1
     assert "torch finds no CUDA device: use --device cpu" in error_line(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_cannot_be_read_leave_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LabError("images_background.zip is not the official archive")
+
+    monkeypatch.setattr(images, "load_omniglot", fail)
+    assert call("compare", "omniglot", *SMALL[2:], "--quiet", "--runs", tmp_path) == 1
+    assert "not the official archive" in error_line(capsys)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib_nothing_is_started(

@@ -33,21 +33,22 @@ CHECKPOINT_SECONDS = 5.0
 class GlyphsSettings:
     """The defaults are `make demo`: chosen by measurement over seeds, see `results/glyphs-demo`."""
 
-    steps: int = setting(1000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
+    steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
     classes: int = setting(0, "classes that take part, 0 for all", integer(0, 100_000))
     learning_rate: float = setting(0.002, "of RMSProp, for both networks", number(0))
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
     limit: int = setting(50, "T, occurrences of a class that the rule writes", integer(0))
-    filters: int = setting(64, "of each convolution, and features that the heads see", integer(1, 4096))
+    filters: int = setting(32, "of each convolution, and features that the heads see", integer(1, 4096))
     seed: int = setting(0, "for the order of classes, the first weights and the draws", integer(0, 2**32 - 1))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True)
 class OmniglotSettings(GlyphsSettings):
-    """The paper's data; the defaults reach beyond 200 classes with both heads."""
+    """The paper's data and its 64 filters; long enough to reach beyond 200 classes with both heads."""
 
     steps: int = setting(3000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
+    filters: int = setting(64, "of each convolution, and features that the heads see", integer(1, 4096))
     data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
 
 
@@ -209,5 +210,7 @@ def recipe(name: str, settings: type, help: str) -> Recipe:
     )
 
 
-GLYPHS = recipe("glyphs", GlyphsSettings, "new classes of printed characters keep coming; no download, three minutes")
+GLYPHS = recipe(
+    "glyphs", GlyphsSettings, "new classes of printed characters keep coming; no download, one to three minutes"
+)
 OMNIGLOT = recipe("omniglot", OmniglotSettings, "new classes of handwritten characters keep coming: the paper's task")

@@ -71,6 +71,9 @@ class Recipe:
                     result, images = self.carry_out(run, settings, arguments.quiet)
                     save_result(run, result, images)
                 refresh_page(run)
+        except LabError:
+            run.remove_if_unused()
+            raise
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
             if isinstance(stop, Interrupted):
                 signum = stop.signum
