@@ -71,7 +71,7 @@ def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "trials").write_bytes(b"a file")
     with pytest.raises(LabError, match="cannot write"):
-        Store(tmp_path / "trials").save(Trial("a", PLAIN, 0, 25), History(30), 1.0)
+        Store(tmp_path / "trials")
 
 
 @pytest.mark.gpu

@@ -87,6 +87,8 @@ class Graphed:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self.stream = torch.cuda.Stream(learner.device)
+        # Its graphs run one after the other and leave their outcome in the learner's own tensors: one memory will do.
+        self._pool = torch.cuda.graph_pool_handle()
         self._classes = int(learner.active)
         self._checks: dict[int, torch.cuda.CUDAGraph] = {}
         self._unread: deque[tuple[torch.cuda.Event, Tensor]] = deque()
@@ -118,7 +120,7 @@ class Graphed:
         graph.register_generator_state(self.learner.generator)
         # Not torch.cuda.graph(): it waits for all streams and collects garbage, a tenth of a second for each recording.
         with torch.cuda.stream(self.stream):
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:

@@ -44,12 +44,12 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
 
     def save(self, trial: Trial, history: History, seconds: float) -> None:
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.folder, error) from error
         # NaN as an accuracy cannot be: a diverged network answers wrongly, and that is a number.
         record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3)}
         record["accuracy"] = [round(value, 5) for value in history.accuracy]

@@ -75,7 +75,7 @@ def test_one_part(tmp_path: Path) -> None:
     [
         (["--parts", "main,nothing"], "--parts: must be all or some of tuning,main"),
         (["--steps", "26"], "must be a multiple of 25"),
-        (["--tuning-trials", "19"], "from 1 to 18"),
+        (["--tuning-trials", "28"], "from 1 to 27"),
         (["--budget", "-1"], "must be a number from 0 up"),
     ],
 )

@@ -8,8 +8,8 @@ from hebbian_softmax.lab.curriculum import History, mean_and_spread
 from hebbian_softmax.lab.learner import Method
 
 PAPER_RATE = 8e-3
-RATES = (1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 4e-2)  # of the paper's figure on plain softmax's learning rate
-TRIALS = 18  # settings tried for each head
+RATES = (1e-4, 4e-4, 1e-3, 4e-3, 8e-3, 1.6e-2, 4e-2)  # of the paper's figure on plain softmax's learning rate
+TRIALS = 27  # settings tried for each head
 SLOW = ("svm", "smax")  # objectives that no CUDA graph can hold
 
 
@@ -23,7 +23,7 @@ def hebbian_settings(count: int = TRIALS) -> list[Method]:
     """As many for the rule: learning rates that suit plain softmax, T, and the paper's γ; fewer are spread evenly."""
     grid = [
         Method(hebbian=True, learning_rate=rate, limit=limit, gamma=gamma)
-        for rate, limit, gamma in product((1e-3, 2e-3, 4e-3), (30, 100), (0.05, 0.1, 0.25))
+        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), (30, 100, 300), (0.05, 0.1, 0.25))
     ]
     return [grid[number * len(grid) // count] for number in range(min(count, len(grid)))]
 
