@@ -88,8 +88,8 @@ def gradients(
             chunk = slice(start, min(start + schedule.rows, rows))
             launch_scores(problem, chunk, some, shift, partial, sums.e)
             kernels.set_targets[(-(-(chunk.stop - start) // 128),)](
-                sums.e, terms.nll[chunk], problem.target[chunk], normaliser_scale[chunk], target_scale[chunk],
-                chunk.stop - start, first, some.stop - first, sums.e.stride(0), ROWS=128,
+                sums.e, terms.nll, problem.target, normaliser_scale, target_scale,
+                start, chunk.stop - start, first, some.stop - first, sums.e.stride(0), ROWS=128,
             )  # fmt: skip
             sums.scale_activations(chunk)
             sums.add_weight(chunk, some)

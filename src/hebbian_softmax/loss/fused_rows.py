@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hebbian_softmax.loss import kernels
 from hebbian_softmax.loss.fused_sums import Sums
 from hebbian_softmax.loss.problem import Problem, RowTerms
-from hebbian_softmax.loss.schedule import PADDING, TILE_CLASSES, TILE_FEATURES, TILE_ROWS, padded
+from hebbian_softmax.loss.schedule import TILE_CLASSES, TILE_FEATURES, TILE_ROWS, padded
+
+_SETTLED_ROWS, _SETTLED_CLASSES = 64, 128
+"""What one program settles: a part of a tile, so that more programs share the work."""
 
 
 @dataclass(frozen=True)
@@ -24,22 +28,18 @@ class Rows:
     nll: Tensor
     partial: Tensor
     """For each tile of classes, of each row of a chunk."""
-    retry: Tensor
-    """For each chunk, how many of its rows are to be made again."""
-    chunk: int
 
     @staticmethod
     def of(problem: Problem, chunk: int) -> Rows:
         rows, features = problem.input.shape
         logit, shift, nll = problem.input.new_empty(3, rows, dtype=torch.float32)
         partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
-        retry = problem.target.new_zeros(-(-rows // chunk), dtype=torch.int32)
         if rows:
             kernels.target_logits[(rows,)](
                 problem.input, problem.weight, problem.bias, problem.target, shift, logit, features,
                 HAS_BIAS=problem.bias is not None, BLOCK=512,
             )  # fmt: skip
-        return Rows(problem, logit, shift, nll, partial, retry, chunk)
+        return Rows(problem, logit, shift, nll, partial)
 
     def terms(self) -> RowTerms:
         return RowTerms(self.nll, self.logit)
@@ -47,73 +47,51 @@ class Rows:
     def take_in(
         self, start: int, stop: int, sums: Sums | None = None, a: Tensor | None = None, b: Tensor | None = None
     ) -> None:
-        """The terms of these rows, and with ``sums`` their E and factors; all over again if a sum was too large.
-
-        Whether it was is decided on the device: the launches of the second time return at once if it was not.
-        """
-        problem, chunk, everything = self.problem, slice(start, stop), slice(0, self.problem.weight.shape[0])
-        retry = self.retry[start // self.chunk :]
+        """The terms of these rows, and with ``sums`` their E and factors."""
+        problem = self.problem
+        rows, (classes, features) = stop - start, problem.weight.shape
         e = None if sums is None else sums.e
-        launch_scores(problem, chunk, everything, self.shift, self.partial, e)
-        self._finish(chunk, retry, False, sums, a, b)
-        launch_scores(problem, chunk, everything, self.shift, self.partial, e, retry, largest=True)
-        tiles = -(-everything.stop // TILE_CLASSES)
-        kernels.raise_shifts[(-(-(stop - start) // 32),)](
-            self.partial, self.logit[chunk], self.shift[chunk], retry, stop - start, tiles, ROWS=32, TILES=64
-        )
-        launch_scores(problem, chunk, everything, self.shift, self.partial, e, retry)
-        self._finish(chunk, retry, True, sums, a, b)
-
-    def _finish(
-        self, chunk: slice, retry: Tensor, again: bool, sums: Sums | None, a: Tensor | None, b: Tensor | None
-    ) -> None:
-        rows = chunk.stop - chunk.start
-        reach = padded(rows, TILE_ROWS)
-        tiles = -(-self.problem.weight.shape[0] // TILE_CLASSES)
-        kernels.finish_rows[(reach // 16,)](
-            self.partial,
-            self.logit[chunk],
-            self.shift[chunk],
-            self.problem.target[chunk],
-            None if a is None else a[chunk],
-            None if b is None else b[chunk],
-            self.problem.input[chunk],
-            self.nll[chunk],
-            None if sums is None else sums.factor[chunk],
+        launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
+        kernels.settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
+            *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
+            problem.bias, problem.target, self.shift, self.partial, self.logit, a, b, problem.input, self.nll,
+            None if sums is None else sums.factor,
             None if sums is None else sums.scaled,
-            None if sums is None else sums.e,
-            retry, rows, reach, tiles, self.problem.input.shape[1], 0 if sums is None else sums.e.stride(0),
-            RETRY=again, GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
-            ROWS=16, TILES=64, FEATURES=128,
+            e, start, rows, classes, features, 0 if e is None else e.stride(0),
+            GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
+            ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=TILE_CLASSES,
+            PART=64, COLUMNS=128, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
+            num_warps=8, num_stages=2,
         )  # fmt: skip
 
 
 def launch_scores(
-    problem: Problem,
-    chunk: slice,
-    classes: slice,
-    shift: Tensor,
-    partial: Tensor,
-    e: Tensor | None,
-    retry: Tensor | None = None,
-    largest: bool = False,
+    problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None
 ) -> None:
-    """E and its sums, or with ``largest`` the largest logits, of a chunk of rows by some classes."""
-    h, w = problem.input[chunk], problem.weight[classes]
-    rows, features = h.shape
-    programs = min(-(-rows // TILE_ROWS) * -(-w.shape[0] // TILE_CLASSES), processors(h.device))
-    out = h if e is None else e[: padded(rows, TILE_ROWS), : padded(w.shape[0], PADDING)]
+    """E (if any) and its sums, of a chunk of rows by some classes."""
+    rows, width = chunk.stop - chunk.start, classes.stop - classes.start
+    programs = min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), processors(problem.input.device))
     kernels.scores[(programs,)](
-        TensorDescriptor.from_tensor(h, [TILE_ROWS, TILE_FEATURES]),
-        TensorDescriptor.from_tensor(w, [TILE_CLASSES, TILE_FEATURES]),
-        TensorDescriptor.from_tensor(out, [TILE_ROWS, TILE_CLASSES]),
-        None if problem.bias is None else problem.bias[classes],
-        problem.target[chunk], shift[chunk], partial, retry, rows, w.shape[0], features, classes.start,
+        *_descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
+        _descriptor(problem.input if e is None else e[: padded(rows, TILE_ROWS)], TILE_ROWS, TILE_CLASSES),
+        problem.bias if problem.bias is None or width == len(problem.bias) else problem.bias[classes],
+        problem.target, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
-        STORE=e is not None, LARGEST=largest, RETRY=retry is not None,
-        HAS_BIAS=problem.bias is not None, IEEE=h.dtype == torch.float32,
+        STORE=e is not None, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
         num_warps=8, num_stages=3,
     )  # fmt: skip
+
+
+def _descriptors(problem: Problem, classes: slice, tile_rows: int, tile_classes: int) -> list[Any]:
+    """Of the activations, and of some rows of the matrix."""
+    w = problem.weight
+    if classes.stop - classes.start < w.shape[0]:
+        w = w[classes]
+    return [_descriptor(problem.input, tile_rows, TILE_FEATURES), _descriptor(w, tile_classes, TILE_FEATURES)]
+
+
+def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns])
 
 
 def processors(device: torch.device) -> int:

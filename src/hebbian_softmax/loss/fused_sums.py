@@ -68,7 +68,15 @@ class Sums:
             add_product(out, self.e[:reach, :span].T, self.scaled[:reach], first=chunk.start == 0)
         if self.bias is not None:
             kernels.column_sums[(-(-width // 128),)](
-                self.e, self.factor[chunk], self.bias[classes], rows, width, self.e.stride(0), ROWS=64, CLASSES=128
+                self.e,
+                self.factor,
+                self.bias[classes],
+                chunk.start,
+                rows,
+                width,
+                self.e.stride(0),
+                ROWS=64,
+                CLASSES=128,
             )
 
     def add_input(self, chunk: slice, classes: slice) -> None:
@@ -94,7 +102,7 @@ class Sums:
         done = self._part(classes) * parts.shape[0]
         width = classes.stop - classes.start
         kernels.finish_input[(-(-rows // 32), -(-features // 128))](
-            parts, self.e, self.problem.weight[classes], self.factor[chunk], self.input[chunk],
+            parts, self.e, self.problem.weight[classes], self.factor, self.input, chunk.start,
             rows, parts.stride(0), features, done, width, self.e.stride(0),
             PARTS=parts.shape[0] if classes.start or done else 0, TAIL=_TAIL if width > done else 0,
             ROWS=32, FEATURES=128, IEEE=self.e.dtype == torch.float32,
