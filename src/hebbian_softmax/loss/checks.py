@@ -76,9 +76,13 @@ def check_how(impl: Any, workspace: Any) -> None:
 
 def check_values(target: Tensor, classes: int, ignore_index: int) -> None:
     """On an accelerator this is left to the device, as in ``F.cross_entropy``: reading values back would stall it."""
-    good = (target == ignore_index) | ((target >= 0) & (target < classes))
+    if target.numel() == 0:
+        return
+    masked = torch.where(target == ignore_index, 0, target)
+    lowest, highest = masked.aminmax()
+    good = (lowest >= 0) & (highest < classes)
     if target.device.type != "cpu":
-        torch._assert_async(good.all(), f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}")
-    elif not bool(good.all()):
-        value = int(target[~good].flatten()[0])
+        torch._assert_async(good, f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}")
+    elif not bool(good):
+        value = int(masked[(masked < 0) | (masked >= classes)].flatten()[0])
         raise IndexError(f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}, got {value}")

@@ -96,11 +96,11 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 def row_share(problem: Problem, weighting: Weighting, settings: Settings) -> Tensor:
     """What each row's loss is multiplied with in the result: 1, or 1 over the weight of all targets."""
-    one = torch.ones((), dtype=problem.accumulation_dtype, device=problem.target.device)
+    dtype = problem.accumulation_dtype
     if settings.reduction != "mean":
-        return one
-    total = weighting.row_weight(problem.target, one.dtype).sum()
-    return one / (torch.where(total == 0, 1, total) if settings.zero_if_empty else total)
+        return torch.ones((), dtype=dtype, device=problem.target.device)
+    total = weighting.total_weight(problem.target, dtype)
+    return (torch.where(total == 0, 1, total) if settings.zero_if_empty else total).reciprocal()
 
 
 def _computed(ctx: Any, upstream: Tensor) -> Gradients:

@@ -48,10 +48,18 @@ class Weighting:
             return counted.to(dtype)
         return torch.where(counted, self.class_weight[target.clamp(min=0)], 0)
 
+    def total_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of all rows."""
+        if self.class_weight is None:
+            return (target >= 0).sum(dtype=dtype)
+        return self.row_weight(target, dtype).sum()
+
     def scales(self, problem: Problem, upstream: Tensor) -> Scales:
         """For a gradient ``upstream`` of each row's loss, () or (N,)."""
+        # Not a product alone: upstream may be infinite, in a mean over no target.
         counted = problem.target >= 0
-        b = torch.where(counted, self.row_weight(problem.target, upstream.dtype) * upstream, 0)
+        weight = upstream if self.class_weight is None else self.row_weight(problem.target, upstream.dtype) * upstream
+        b = torch.where(counted, weight, 0)
         if not self.smoothing:
             return Scales(b, b, None)
         b = (1 - self.smoothing) * b
