@@ -6,14 +6,15 @@ from typing import TextIO
 
 from hebbian_softmax.lab.progress import Progress
 
-WIDTH = 24
+WIDTH = 16  # so that all fits in 80 columns
 SCALES = (50, 100, 200, 500, 1000, 2000)  # classes that a full bar stands for
 
 
 class Bars(Progress):
     """Progress in several lines on a terminal, in one line anywhere else.
 
-    `contenders` names them for people. Their metrics are `NAME_classes`, `NAME_accuracy` and `NAME_level_steps`.
+    `contenders` names them for people. Their metrics are `NAME_classes`, `NAME_accuracy` and `NAME_level_steps`, the
+    steps that the last level took.
     """
 
     def __init__(
@@ -44,14 +45,15 @@ class Bars(Progress):
             f"  {title:<{label}} {bar(metrics.get(f'{name}_classes', 0), scale)} {line}"
             for (name, title), line in zip(self.contenders.items(), lines, strict=True)
         ]
-        return "\n".join([f"{'steps':<{label + 2}} {bar(self.done, self.total or 1)} {first}", *bars])
+        amount = first.removeprefix(f"{self.label}: ")
+        return "\n".join([f"{self.label:<{label + 2}} {bar(self.done, self.total or 1)} {amount}", *bars])
 
     def _contender(self, name: str, metrics: Mapping[str, float]) -> str:
         if f"{name}_classes" not in metrics:
             return ""
         parts = [f"{metrics[f'{name}_classes']:.0f} classes", f"{100 * metrics[f'{name}_accuracy']:.0f} % right"]
         if f"{name}_level_steps" in metrics:
-            parts.append(f"last level {metrics[f'{name}_level_steps']:.0f} steps")
+            parts.append(f"{metrics[f'{name}_level_steps']:.0f} steps a level")
         words = ", ".join(parts)
         return words if self.live else f"{self.contenders[name]} {words}"
 
@@ -75,7 +77,7 @@ def bar(done: float, total: float) -> str:
     """How much of the total.
 
     >>> bar(1, 2)
-    '[############------------]'
+    '[########--------]'
     """
     filled = max(0, min(WIDTH, int(WIDTH * done / total)))
     return "[" + "#" * filled + "-" * (WIDTH - filled) + "]"

@@ -199,7 +199,7 @@ class Terminal:
 
 
 def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     terminal = Terminal()
     with Bars("glyphs", contenders=images.NAMES, total=100, stream=terminal) as progress:  # type: ignore[arg-type]
         progress.update(25, {"plain_loss": 1.0})
@@ -207,7 +207,7 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         both = {"plain_classes": 35, "plain_accuracy": 0.61, "hebbian_classes": 60, "hebbian_accuracy": 0.5}
         progress.update(50, {**both, "hebbian_level_steps": 25})
     last = terminal.text.split("\x1b[2A")[-1].replace("\x1b[K", "").splitlines()
-    assert last[0].startswith("steps             [############------------] glyphs: 50/100 steps")
-    assert last[1] == "  plain softmax   [########----------------] 35 classes, 61 % right"
-    assert last[2] == "  Hebbian softmax [##############----------] 60 classes, 50 % right, last level 25 steps"
+    assert last[0].startswith("glyphs            [########--------] 50/100 steps")
+    assert last[1] == "  plain softmax   [#####-----------] 35 classes, 61 % right"
+    assert last[2] == "  Hebbian softmax [#########-------] 60 classes, 50 % right, 25 steps a level"
     assert terminal.text.count("\x1b[2A") == 2
