@@ -141,3 +141,12 @@ class _AsIfOnCuda:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._learner, name)
+
+
+def test_without_a_graph_one_at_a_time_on_a_gpu() -> None:
+    slow = Method(hebbian=True, objective="svm")
+    waiting = [Trial("a", PLAIN, 0, 25), Trial("b", slow, 0, 25), Trial("c", slow, 0, 25)]
+    assert module._next(list(waiting), [], 3, CPU) == waiting
+    left = list(waiting)
+    taken = [module._next(left, [], 3, torch.device("cuda")) for _ in range(3)]
+    assert taken == [[trial] for trial in waiting]

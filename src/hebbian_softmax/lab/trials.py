@@ -128,8 +128,9 @@ def run_trials(
         while waiting or live:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTimeError
-            room = (together if device.type == "cuda" else threads.size) - len(live)
-            live += threads.each(begin, _next(waiting, live, room))
+            live += threads.each(
+                begin, _next(waiting, live, together if device.type == "cuda" else threads.size, device)
+            )
             threads.each(_advance, live)
             done = [each for each in live if each.trial.done(each.history)]
             live = [each for each in live if each not in done]
@@ -141,11 +142,11 @@ def run_trials(
     return histories
 
 
-def _next(waiting: list[Trial], live: list[_Live], room: int) -> list[Trial]:
-    """Take the trials to begin now from `waiting`."""
+def _next(waiting: list[Trial], live: list[_Live], most: int, device: torch.device) -> list[Trial]:
+    """Take the trials to begin now from `waiting`, for `most` at a time; without a graph, one at a time on a GPU."""
     taken: list[Trial] = []
-    while waiting and len(taken) < room:
-        if not waiting[0].method.capturable and any(each.trial.method.capturable for each in live):
+    while waiting and len(live) + len(taken) < most:
+        if device.type == "cuda" and not waiting[0].method.capturable and (live or taken):
             break
         taken.append(waiting.pop(0))
     return taken
