@@ -73,11 +73,11 @@ class Runs:
     h: Tensor
     """(N, features), in the order of the batch."""
     keys: Tensor
-    """int32 (N,): the classes, ascending; ``num_classes`` for what is left out."""
+    """int16 or int32 (N,): -1 for what is left out, then the classes, ascending."""
     order: Tensor
     """int64 (N,): where in ``h`` they are."""
     blocks: Tensor
-    """float32 (N / 64, features): sums of 64 activations each; only those within a run with λ > 0 have a meaning."""
+    """float32 (N / 16, features): sums of 16 activations each; only those within a run with λ > 0 have a meaning."""
     before: Tensor
     """int64 (N,): c[i] before the batch, 0 where no run starts."""
     n: Tensor
@@ -114,7 +114,7 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
             float(radius),
             MEMORIZING=head.memorizing,
             OBJECTIVE=objective,
-            **tile(head.in_features, rows=4),
+            **tile(head.in_features),
         )
         # Autograd refuses to go back through values that have changed: it must know.
         torch.autograd.graph.increment_version((weight, head.counts))
@@ -140,9 +140,10 @@ def find_runs(
     triton, running = kernels(), head.running
     shape = tile(features)
     parts = min(_PARTS, -(-n // shape["ROWS"]))
-    keys = torch.empty_like(targets, dtype=torch.int32)
+    # Fewer bits are sorted in fewer passes.
+    keys = torch.empty_like(targets, dtype=torch.int16 if head.num_classes <= 2**15 else torch.int32)
     column_sums, norm_sums = h.new_empty(parts, features, dtype=torch.float32), h.new_empty(parts, dtype=torch.float32)
-    kept, nonfinite = keys.new_empty(2, parts)
+    kept, nonfinite = keys.new_empty(2, parts, dtype=torch.int32)
     share, scale = h.new_empty(2, 1, dtype=torch.float32)
     triton.inspect[(parts,)](
         h,
@@ -164,7 +165,7 @@ def find_runs(
         **shape,
     )
     keys, order = keys.sort(stable=True)
-    before, many = torch.empty_like(order), torch.empty_like(keys)
+    before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
     rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
@@ -180,10 +181,9 @@ def find_runs(
         norms,
         n,
         features,
-        head.num_classes,
         float(gamma),
         limit or 0,
-        keys if slots is None else slots,
+        many if slots is None else slots,
         *step,
         RATE=kind,
         LIMITED=limit is not None,
@@ -195,7 +195,7 @@ def find_runs(
     if kind == triton.GIVEN:
         rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
     row_parts = min(_ROW_PARTS, head.num_classes)
-    all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), keys.new_empty(row_parts)
+    all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     if match:
         triton.see_all_rows[(row_parts,)](
             head.counts,
@@ -237,13 +237,14 @@ def find_runs(
         PARTS=power_of_two(parts),
         ALL_PARTS=power_of_two(row_parts),
         COLUMNS=32,
-        POSITIONS=2048,
+        POSITIONS=min(8192, power_of_two(n)),
         num_warps=8,
     )
     torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
     blocks = h.new_empty(max(n // triton.BLOCK_LENGTH, 1), features, dtype=torch.float32)
     if head.memorizing and n >= triton.BLOCK_LENGTH:
-        triton.sum_blocks[(blocks.shape[0],)](h, keys, order, rate, blocks, features, head.num_classes, **shape)
+        grid = (blocks.shape[0], -(-features // 256))
+        triton.sum_blocks[grid](h, keys, order, rate, blocks, features, COLUMNS=256)
     return Runs(h, keys, order, blocks, before, many, rate, center, scale)
 
 
@@ -259,10 +260,10 @@ def any_nonzero(values: Tensor) -> Tensor:
     return found.view(torch.bool)
 
 
-def tile(features: int, rows: int = 8) -> dict[str, int]:
+def tile(features: int) -> dict[str, int]:
     """How many activations a program holds at once, of how many values, with how many warps."""
     block = power_of_two(features)
-    rows = max(1, min(rows, _TILE // block))
+    rows = max(1, min(8, _TILE // block))
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024, block // 512))}
 
 

@@ -62,7 +62,7 @@ class RowStep:
                 WRITE=runs is not None,
                 MEMORIZING=head.memorizing,
                 OBJECTIVE=objective,
-                **tile(head.in_features, rows=4),
+                **tile(head.in_features),
             )
         torch.autograd.graph.increment_version((weight, copy, head.counts))
         if keeper is not None:

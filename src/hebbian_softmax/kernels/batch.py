@@ -28,7 +28,7 @@ def inspect(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Read the activations once: which take part (their class as key, ``classes`` for the others), partial sums."""
+    """Read the activations once: which take part (their class as key, -1 for the others), partial sums."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < features
@@ -39,7 +39,7 @@ def inspect(
     norms = tl.zeros([ROWS], tl.float32)
     many = tl.zeros([ROWS], tl.int32)
     bad = tl.zeros([ROWS], tl.int32)
-    for first in range(program * ROWS, n, programs * ROWS):
+    for first in tl.range(program * ROWS, n, programs * ROWS, num_stages=3):
         row = first + tl.arange(0, ROWS)
         here = row < n
         target = tl.load(targets + row, mask=here, other=-1)
@@ -48,7 +48,7 @@ def inspect(
         known = here & (target != ignore_index) & (target >= 0) & (target < classes)
         finite = tl.sum(x * x, 1) < float("inf")  # not so for a NaN either
         keep = known & finite
-        tl.store(keys + row, tl.where(keep, target, classes).to(tl.int32), mask=here)
+        tl.store(keys + row, tl.where(keep, target, -1).to(keys.dtype.element_ty), mask=here)
         away = x - center[None, :]
         norms += tl.where(keep, tl.sqrt_rn(tl.sum(away * away, 1)), 0.0)
         total += tl.sum(tl.where(keep[:, None], x, 0.0), 0)
@@ -74,7 +74,6 @@ def find_runs(
     norm_out,
     n,
     features,
-    classes,
     gamma,
     limit,
     slots,
@@ -103,11 +102,11 @@ def find_runs(
     Given a step that is still to be made, θ̂ is what it will leave. ``slots`` tells a row where its run starts.
     """
     position = tl.program_id(0)
-    key = tl.load(keys + position)
+    key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
     many = tl.zeros([], tl.int32)
-    if (key != previous) & (key < classes):
+    if (key != previous) & (key >= 0):
         low, high = position + 1, position * 0 + n
         while low < high:  # the first position with another key
             middle = (low + high) // 2

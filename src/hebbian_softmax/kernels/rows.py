@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-LENGTH = tl.constexpr(64)
+LENGTH = tl.constexpr(16)
 """Sorted activations in a block. Of the blocks that lie within a run the sums are made beforehand, all at once."""
 
 
@@ -16,14 +16,12 @@ def sum_blocks(
     rates,
     blocks,
     features,
-    classes,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """The sum of one block, if all of it belongs to one class with λ > 0. No single program then sums a long run."""
     first = tl.program_id(0) * LENGTH
     key = tl.load(keys + first)
-    if (key < classes) & (tl.load(keys + first + LENGTH - 1) == key):
+    if (key >= 0) & (tl.load(keys + first + LENGTH - 1) == key):
         low, high = first * 0, first
         while low < high:  # where the run starts
             middle = (low + high) // 2
@@ -31,10 +29,12 @@ def sum_blocks(
             low = tl.where(earlier, middle + 1, low)
             high = tl.where(earlier, high, middle)
         if tl.load(rates + low) > 0:
-            column = tl.arange(0, BLOCK)
-            total = _sum_rows(h, order, first, first + LENGTH, features, ROWS, BLOCK)
-            at = tl.program_id(0).to(tl.int64) * features + column
-            tl.store(blocks + at, total, mask=column < features)
+            column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+            inside = column < features
+            row = tl.load(order + first + tl.arange(0, LENGTH))
+            at = h + row.to(tl.int64)[:, None] * features + column[None, :]
+            total = tl.sum(tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32), 0)
+            tl.store(blocks + tl.program_id(0).to(tl.int64) * features + column, total, mask=inside)
 
 
 @triton.jit
@@ -130,14 +130,14 @@ def write_rows(
     position = tl.program_id(0)
     n = tl.load(run_lengths + position)
     if n > 0:
-        key = tl.load(keys + position)
+        key = tl.load(keys + position).to(tl.int64)
         tl.store(counts + key, tl.load(before + position) + n)
         if MEMORIZING:
             rate = tl.load(rates + position)
             if rate > 0:
                 column = tl.arange(0, BLOCK)
                 inside = column < features
-                at = weight + key.to(tl.int64) * features + column
+                at = weight + key * features + column
                 row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
                 memory = memory_of_run(
                     h, order, blocks, center, scale, position, n, features, radius, OBJECTIVE, ROWS, BLOCK

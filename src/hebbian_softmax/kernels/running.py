@@ -74,7 +74,8 @@ def statistics(
                     for first in range(0, n, POSITIONS):
                         position = first + tl.arange(0, POSITIONS)
                         familiar = tl.load(before + position, mask=position < n, other=0) > 0
-                        sums += tl.load(row_norms + position, mask=familiar, other=0.0)
+                        norm = tl.load(row_norms + position, mask=position < n, other=0.0)
+                        sums += tl.where(familiar, norm, 0.0)
                         familiar_rows += familiar.to(tl.int32)
                     row_sum = tl.sum(sums, 0)
                     rows = tl.sum(familiar_rows, 0)
