@@ -1,7 +1,8 @@
 """How large should `make demo` be? Both heads on Glyphs over several seeds, at several learning rates.
 
 Tuning seeds choose the learning rate, the same for both heads: the one with which plain softmax gets furthest. Other
-seeds then show what the demonstration will show. Each trial is stored when it is done; a second call goes on.
+seeds then show what the demonstration will show, and what becomes of it when the softmax is over the active classes
+only. Each trial is stored when it is done; a second call goes on.
 
     python -m benchmarks.demo_size FOLDER [--steps 2000] [--filters 32] [--tuning-seeds 2] [--seeds 6]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,9 +32,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the trials and summary.json go")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--filters", type=int, default=32)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3, 1.6e-2])
     parser.add_argument("--tuning-seeds", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--active-only-seeds", type=int, default=3)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     data = make_glyphs()
@@ -42,11 +45,11 @@ def main() -> None:
         device = torch.device("cpu")
         return run_trials(trials, store, data, device=device, together=2, filters=options.filters, label=label)
 
-    def both(stage: str, rate: float, seeds: range) -> list[Trial]:
+    def both(stage: str, rate: float, seeds: range, **changes: Any) -> list[Trial]:
         return [
-            Trial(f"{stage}-{'hebbian' if hebbian else 'plain'}-{rate:g}", Method(hebbian, rate), seed, options.steps)
+            Trial(f"{stage}-{name}-{rate:g}", Method(name == "hebbian", rate, **changes), seed, options.steps)
             for seed in seeds
-            for hebbian in (False, True)
+            for name in ("plain", "hebbian")
         ]
 
     began = time.monotonic()
@@ -59,7 +62,9 @@ def main() -> None:
 
     best = max(options.rates, key=plain_reach)
     held_out = carry_out("held out", both("held-out", best, range(options.seeds)))
-    for trial, history in {**tuning, **held_out}.items():
+    seeds = range(options.active_only_seeds)
+    active_only = carry_out("active only", both("active-only", best, seeds, active_only=True))
+    for trial, history in {**tuning, **held_out, **active_only}.items():
         reached = [history.classes_at(step) for step in range(250, options.steps + 1, 250)]
         print(f"{trial.key:28} classes after every 250 steps: {reached}")
     record = {

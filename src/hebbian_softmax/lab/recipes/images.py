@@ -35,7 +35,7 @@ class GlyphsSettings:
 
     steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
     classes: int = setting(0, "classes that take part, 0 for all", integer(0, 100_000))
-    learning_rate: float = setting(0.002, "of RMSProp, for both networks", number(0))
+    learning_rate: float = setting(0.008, "of RMSProp, for both networks", number(0))
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
     limit: int = setting(50, "T, occurrences of a class that the rule writes", integer(0))
     filters: int = setting(32, "of each convolution, and features that the heads see", integer(1, 4096))
