@@ -2,7 +2,8 @@
 
 All train the paper's network on images of noise over 1,623 classes, of which `--active` are active and tested every 25
 steps. "together" is what `hebbian reproduce omniglot` does: on a GPU a CUDA graph and a stream for each learner,
-on a CPU a thread for each. Then: what share of a round of 25 steps and a check are input, training and check?
+on a CPU a thread for each. `--processes` measures the alternative, a process for each learner. Then: what share of a
+round of 25 steps and a check are input, training and check?
 
     python -m benchmarks.curriculum [--device cuda] [--json FILE]
 """
@@ -10,6 +11,8 @@ on a CPU a thread for each. Then: what share of a round of 25 steps and a check 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +110,27 @@ def _timed(work: Callable[[], Any], repeats: int) -> float:
     return 1000 * (time.perf_counter() - began) / repeats
 
 
+def one_of_many(method: Method, device: torch.device, options: argparse.Namespace) -> None:
+    """A process of its own: get ready, wait for the others, print the steps a second."""
+    data = noise()
+    runner = start(learner(data, method, 0, data.images.to(device), options.active))
+    with Threads(device, 1) as threads:
+        work = rounds([runner], threads)
+        work()
+        runner.finish()
+        time.sleep(max(0.0, options.worker - time.time()))
+        print(rate(work, CHECK_EVERY, options.seconds, runner.finish))
+
+
+def processes(count: int, options: argparse.Namespace) -> float:
+    """Steps a second of so many processes together, each with one learner."""
+    command = [sys.executable, "-m", "benchmarks.curriculum", "--device", options.device]
+    command += ["--active", str(options.active), "--seconds", str(options.seconds)]
+    command += ["--worker", str(time.time() + 20 + 3 * count)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return sum(float(worker.communicate()[0].split()[-1]) for worker in workers)
+
+
 def where(one: Learner, device: torch.device, active: int, repeats: int) -> dict[str, float]:
     """Milliseconds of a round of 25 steps and a check, by part, when one learner runs alone."""
     if device.type == "cuda":
@@ -130,12 +154,18 @@ def where(one: Learner, device: torch.device, active: int, repeats: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--together", type=int, nargs="+", help="learners at a time (default: 10 and 30; on a CPU 2)")
+    parser.add_argument("--together", type=int, nargs="+", help="learners at a time (default: 10 and 30; on a CPU 10)")
     parser.add_argument("--active", type=int, default=200, help="active classes")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
+    parser.add_argument("--processes", type=int, help="also measure so many processes with one learner each")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
+    if options.worker:
+        torch.set_num_threads(1)
+        one_of_many(HEADS["Hebbian"], device, options)
+        return
     data = noise()
     images = data.images.to(device)
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -145,11 +175,12 @@ def main() -> None:
         found[name] = rate(work, CHECK_EVERY * together, options.seconds, finish)
         print(f"{name:50} {found[name]:10,.1f} steps/s", flush=True)
 
+    measure("plain PyTorch loop, one seed", plain_loop(data, device, options.active))
     if device.type == "cpu":
         torch.set_num_threads(1)
-    measure("plain PyTorch loop, one seed", plain_loop(data, device, options.active))
+        measure("plain PyTorch loop, one seed, one thread", plain_loop(data, device, options.active))
     for head, method in HEADS.items():
-        for together in (1, *(options.together or ([2] if device.type == "cpu" else [10, 30]))):
+        for together in (1, *(options.together or ([10] if device.type == "cpu" else [10, 30]))):
             learners = [learner(data, method, seed, images, options.active) for seed in range(together)]
             if together == 1 and device.type == "cuda":
                 with Threads(device, 1) as threads:
@@ -160,6 +191,9 @@ def main() -> None:
                 kind = "graphs" if isinstance(runners[0], Graphed) else "operation by operation"
                 measure(f"{head}, {together} together, {kind}", rounds(runners, threads), together)
                 finish_all(runners)
+    if options.processes:
+        found[f"Hebbian, {options.processes} processes"] = together = processes(options.processes, options)
+        print(f"{f'Hebbian, {options.processes} processes':50} {together:10,.1f} steps/s", flush=True)
     shares = {}
     for head, method in HEADS.items():
         one = learner(data, method, 0, images, options.active)
@@ -172,7 +206,7 @@ def main() -> None:
     if options.json:
         record = {
             "benchmark": "curriculum",
-            "arguments": {name: value for name, value in vars(options).items() if name != "json"},
+            "arguments": {name: value for name, value in vars(options).items() if name not in ("json", "worker")},
             "versions": environment.versions(),
             "hardware": environment.hardware(),
             "steps_per_second": found,
