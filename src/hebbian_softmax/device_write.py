@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _WIDEST = 16_384
 """Features beyond this do not fit in a program's registers."""
-_PARTS = 256
+_PARTS = 512
 """Programs that share a pass over the activations: each leaves a partial sum of every column."""
 _ROW_PARTS = 512
-_TILE = 8_192
+_TILE = 4_096
 """Values that a program holds of several activations at once."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -263,7 +263,7 @@ def any_nonzero(values: Tensor) -> Tensor:
 def tile(features: int) -> dict[str, int]:
     """How many activations a program holds at once, of how many values, with how many warps."""
     block = power_of_two(features)
-    rows = max(1, min(8, _TILE // block))
+    rows = max(1, min(4, _TILE // block))
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024, block // 512))}
 
 

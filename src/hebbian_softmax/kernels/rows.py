@@ -146,14 +146,20 @@ def write_rows(
 
 
 @triton.jit
+def _not_yet(found, BLOCK: tl.constexpr):
+    """Read by every thread, then agreed on: the warps of a program must not part."""
+    return tl.max(tl.load(found + tl.zeros([BLOCK], tl.int32), volatile=True).to(tl.int32), 0) == 0
+
+
+@triton.jit
 def any_nonzero(values, found, n, BLOCK: tl.constexpr):
     """Whether a value is not 0 (a NaN is not). Programs stop looking as soon as one has found one."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    searching = tl.load(found, volatile=True) == 0
+    searching = _not_yet(found, BLOCK)
     while searching & (first < n):
         each = first + tl.arange(0, BLOCK)
         x = tl.load(values + each, mask=each < n, other=0.0)
         if tl.max((x != 0).to(tl.int32), 0) == 1:
             tl.store(found, 1)
         first += tl.num_programs(0) * BLOCK
-        searching = tl.load(found, volatile=True) == 0
+        searching = _not_yet(found, BLOCK)

@@ -166,6 +166,7 @@ def step_rows(
     if WRITE:
         position = tl.load(slots + row)
         if position >= 0:
+            tl.debug_barrier()  # every warp has read it
             tl.store(slots + row, -1)  # empty again for the next step
             n = tl.load(run_lengths + position)
             tl.store(counts + row, tl.load(before + position) + n)
