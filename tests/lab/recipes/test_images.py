@@ -155,11 +155,12 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys
 
 
 def test_threads_change_nothing() -> None:
-    settings = GlyphsSettings(filters=4, device="cpu")
+    settings = GlyphsSettings(filters=4, device="cpu", softmax="active")
     outcomes = []
     for most in (1, 2):
         with Threads("cpu", most) as threads:
             comparison = Comparison(toy_set(), settings, threads)
+            assert all(each.method.active_only for each in comparison.learners.values())
             losses = [comparison.train_step() for _ in range(5)]
             outcomes.append((losses, comparison.evaluate()))
     assert outcomes[0] == outcomes[1]
@@ -167,12 +168,16 @@ def test_threads_change_nothing() -> None:
 
 def test_the_summary_is_honest() -> None:
     slow, fast = History(30, [0.5, 0.7], [30, 35]), History(30, [0.7, 0.7], [35, 40])
-    words = summarize({"plain": slow, "hebbian": fast}, 50)
+    settings = GlyphsSettings(steps=50)
+    words = summarize({"plain": slow, "hebbian": fast}, settings)
     assert "plain softmax learned its way up to 35 classes, Hebbian softmax to 40" in words
     assert "Hebbian softmax had 35 classes after 25 steps, plain softmax after 50." in words
-    words = summarize({"plain": fast, "hebbian": slow}, 50)
+    assert "Both chose among all classes, also those to come. This is one seed." in words
+    words = summarize({"plain": fast, "hebbian": slow}, settings)
     assert "Plain softmax had 35 classes after 25 steps, Hebbian softmax after 50." in words
-    assert "no difference" in summarize({"plain": slow, "hebbian": slow}, 50)
+    assert "no difference" in summarize({"plain": slow, "hebbian": slow}, settings)
+    active = GlyphsSettings(steps=50, softmax="active")
+    assert "Both chose among the classes that have come so far." in summarize({"plain": fast, "hebbian": slow}, active)
 
 
 def test_suggestions_keep_what_they_do_not_vary() -> None:

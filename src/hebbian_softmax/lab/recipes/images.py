@@ -39,6 +39,9 @@ class GlyphsSettings:
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
     limit: int = setting(50, "T, occurrences of a class that the rule writes", integer(0))
     filters: int = setting(32, "of each convolution, and features that the heads see", integer(1, 4096))
+    softmax: str = setting(
+        "all", "classes that compete: all from the first step on, or active", choice("all", "active")
+    )
     seed: int = setting(0, "for the order of classes, the first weights and the draws", integer(0, 2**32 - 1))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
 
@@ -67,6 +70,7 @@ class Comparison:
                     learning_rate=settings.learning_rate,
                     gamma=settings.gamma,
                     limit=settings.limit,
+                    active_only=settings.softmax == "active",
                 ),
                 settings.seed,
                 device=device,
@@ -136,7 +140,7 @@ def carry_out(name: str, run: Run, settings: GlyphsSettings, quiet: bool) -> tup
     histories = comparison.histories
     result = Result(
         title=f"Plain and Hebbian softmax on the {name.capitalize()} curriculum",
-        summary=summarize(histories, settings.steps),
+        summary=summarize(histories, settings),
         metrics={
             "data": data.identity,
             "seconds": seconds,
@@ -160,12 +164,12 @@ def load(name: str, settings: GlyphsSettings, quiet: bool) -> ImageSet:
     return make_glyphs(quiet=quiet)
 
 
-def summarize(histories: Mapping[str, History], steps: int) -> str:
+def summarize(histories: Mapping[str, History], settings: GlyphsSettings) -> str:
     """What was seen, in plain sentences, whichever side it favours."""
     plain, hebbian = histories["plain"], histories["hebbian"]
     words = (
-        f"In the same {steps:,} steps of {BATCH} images, plain softmax learned its way up to {plain.reached} classes, "
-        f"Hebbian softmax to {hebbian.reached}. "
+        f"In the same {settings.steps:,} steps of {BATCH} images, plain softmax learned its way up to {plain.reached} "
+        f"classes, Hebbian softmax to {hebbian.reached}. "
     )
     slower, faster = sorted(histories.items(), key=lambda item: item[1].reached)
     target = slower[1].reached
@@ -177,7 +181,8 @@ def summarize(histories: Mapping[str, History], steps: int) -> str:
             f"{NAMES[faster[0]].capitalize()} had {target} classes after {second:,} steps, "
             f"{NAMES[slower[0]]} after {first:,}. "
         )
-    return words + "This is one seed."
+    among = "all classes, also those to come" if settings.softmax == "all" else "the classes that have come so far"
+    return f"{words}Both chose among {among}. This is one seed."
 
 
 def suggest(name: str, settings: GlyphsSettings) -> list[str]:
@@ -185,7 +190,7 @@ def suggest(name: str, settings: GlyphsSettings) -> list[str]:
     variations = [
         (replace(settings, seed=(settings.seed + 1) % 2**32), "other classes first, other first weights"),
         (replace(settings, steps=min(2 * settings.steps, 10**6)), "does the difference last?"),
-        (replace(settings, limit=1), "each row written once, when its class is new"),
+        (replace(settings, softmax="active"), "only classes that have come compete: plain softmax likes that"),
     ]
     commands = [
         f"{' '.join([f'hebbian compare {name}', *as_options(varied)])}  # {remark}"
