@@ -13,7 +13,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hebbian_softmax import Euclidean, HebbianSoftmax, InnerProduct, OnePassAdam, OnePassRMSprop, device_write, optim
+from hebbian_softmax import Euclidean, HebbianSoftmax, InnerProduct, OnePassAdam, OnePassRMSprop, optim
+from hebbian_softmax import device as hardware
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -61,15 +62,15 @@ class Compiled:
 
 
 def main() -> None:
-    kernels = device_write.kernels()
+    kernels = hardware.kernels()
     for name in kernels.__all__:
         setattr(kernels, name, Compiled(getattr(kernels, name)))
-    device_write.on_gpu = lambda tensor: True
+    hardware.on_gpu = lambda tensor: True
     optim._LARGE = 1
     h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
         {},
-        {"objective": InnerProduct(), "dtype": torch.bfloat16, "rate": lambda c, n: 1 / (1.0 + c)},
+        {"objective": InnerProduct(), "dtype": torch.bfloat16, "rate": lambda c, n: torch.full_like(c, 0.5, dtype=torch.float64)},
         {"objective": Euclidean(1.0), "scale": 1.0, "center": False, "dtype": torch.float16},
     ]
     for options in heads:
@@ -81,7 +82,7 @@ def main() -> None:
             optimizer = kind([head.weight, bias], lr=lr, head=head)
             (head.loss(h.to(head.weight.dtype), y) + bias.sum()).backward()
             optimizer.step()
-            device_write.any_nonzero(head.weight.grad)
+            hardware.any_nonzero(head.weight.grad)
             head._attachment.remove()
     lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
     lone.memorize(h[:, :1], torch.zeros_like(y))

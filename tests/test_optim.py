@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, InnerProduct, device_write, optim
+from hebbian_softmax import HebbianSoftmax, InnerProduct, optim
+from hebbian_softmax import device as hardware
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from tests.interpreter import interpreted, quiet
 
@@ -37,7 +38,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.setattr(optim, "_LARGE", 1)
     if request.param != "interpreted":
         return request.param
-    monkeypatch.setattr(device_write, "on_gpu", lambda tensor: tensor.dtype != torch.float64)
+    monkeypatch.setattr(hardware, "on_gpu", lambda tensor: tensor.dtype != torch.float64)
     return "cpu"
 
 
@@ -315,6 +316,26 @@ def test_the_copy_is_the_weight(change: str, device: str, request: pytest.Fixtur
     assert (again is copied) == (change != "grow")
     assert not any("precision" in key for key in head.state_dict())
     assert copy.deepcopy(head).low_precision is None
+
+
+@pytest.mark.gpu
+def test_wide_rows_and_many_of_them() -> None:
+    """Warps of one program are not in step there."""
+    torch.manual_seed(0)
+    first = HebbianSoftmax(1024, 4000, gamma=0.1, limit=10**6, device="cuda")
+    second = copy.deepcopy(first)
+    one_pass = OnePassRMSprop(first.parameters(), lr=1e-4, head=first)
+    plain = torch.optim.RMSprop(second.parameters(), lr=1e-4)
+    second.attach(plain)
+    for _ in range(4):
+        h, y = torch.randn(3000, 1024, device="cuda"), (torch.rand(3000, device="cuda") ** 3 * 4000).long()
+        for head, optimizer in ((first, one_pass), (second, plain)):
+            head.loss(h, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(first.weight, second.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first.running.norms, second.running.norms)
+    assert torch.equal(first.counts, second.counts)
 
 
 def test_the_loss_uses_the_copy(device: str) -> None:

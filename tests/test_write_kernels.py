@@ -27,7 +27,8 @@ from hebbian_softmax import (
     PaperRate,
     device_write,
 )
-from hebbian_softmax.pending import Activations
+from hebbian_softmax import device as hardware
+from hebbian_softmax.activations import Activations
 from hebbian_softmax.write import class_sums, write_batch
 from tests.interpreter import interpreted, quiet
 from tests.oracle import IGNORED, Oracle
@@ -39,7 +40,7 @@ FEATURES, CLASSES = 13, 11
 @pytest.fixture(params=[pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "cpu":
-        monkeypatch.setattr(device_write, "on_gpu", lambda tensor: True)
+        monkeypatch.setattr(hardware, "on_gpu", lambda tensor: True)
     return request.param
 
 
@@ -56,7 +57,7 @@ def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.fl
 def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
     twin = copy.deepcopy(head)
     for calls in batches:
-        assert device_write.suits(head, head.weight)
+        assert hardware.suits(head, head.weight)
         device_write.write(head, calls, head.weight)
         with torch.no_grad():
             write_batch(twin, class_sums(twin, calls), twin.weight, None)
@@ -104,6 +105,43 @@ def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -
     call = batch(device, sum(lengths))
     call.targets.copy_(torch.repeat_interleave(torch.tensor(lengths))[torch.randperm(sum(lengths))])
     compare(head_of(device, limit=150), [[call], [call]])
+
+
+@pytest.mark.parametrize("classes", [2**15, 2**15 + 1])
+def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None:
+    head = HebbianSoftmax(2, classes, gamma=0.2, limit=6, device=device, scale=1.0)
+    last = torch.tensor([classes - 1, 0, classes - 1, IGNORED, 5], device=device)
+    compare(head, [[Activations(torch.randn(5, 2, device=device), last)]])
+
+
+@pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off"])
+def test_what_was_seen_while_copying_holds_at_the_step(
+    between: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or is looked at again, where something that it depends on has changed since."""
+    kernels, plain = head_of(device), head_of(device)
+    plain.load_state_dict(kernels.state_dict())
+    calls = [batch(device, n) for n in (20, 9, 14)]
+    for head in (kernels, plain):
+        if head is plain:
+            monkeypatch.setattr(hardware, "on_gpu", lambda tensor: False)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        head.attach(optimizer)
+        for call in calls:
+            h = call.h.clone()
+            head.loss(h, call.targets).backward()
+            if between == "memorize":
+                head.memorize(calls[0].h, calls[0].targets)
+            elif between == "accumulate":
+                head.loss(2 * h, call.targets).backward()
+            elif between == "change h":
+                h.zero_()
+            elif between == "off":
+                head.center = not head.center
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, expected in plain.state_dict().items():
+        torch.testing.assert_close(kernels.state_dict()[name], expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
@@ -223,7 +261,7 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
     grad = torch.zeros(50, 100, device=device)
     if at is not None:
         grad.view(-1)[at] = value
-    found = device_write.any_nonzero(grad)
+    found = hardware.any_nonzero(grad)
     assert found.dtype == torch.bool
     assert bool(found) == bool(grad.any())
 
@@ -238,7 +276,7 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
 )
 def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
     head = HebbianSoftmax(4, 5, gamma=0.2, limit=6, **change)
-    assert not device_write.suits(head, head.weight)
+    assert not hardware.suits(head, head.weight)
     assert not device_write.applies(head, [], head.weight)
 
 

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hebbian_softmax.activations import Activations, Call
+from hebbian_softmax.device_inspect import copied
 from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
-from hebbian_softmax.pending import Activations, Pending
+from hebbian_softmax.pending import Pending
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.sharded_pending import ShardedPending
 from hebbian_softmax.watch import FrozenInputs, watch_loss
@@ -40,7 +42,11 @@ class Attachment:
         # The head owns this object, and the optimizer its hook: weak references keep both free of cycles, so that
         # a large matrix goes when its owners do.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        self.pending = (ShardedPending if is_sharded(weight) else Pending)(weight, partial(_fold, self._head))
+        self.pending = (
+            ShardedPending(weight, partial(_fold, self._head))
+            if is_sharded(weight)
+            else Pending(weight, partial(_fold, self._head), partial(_copied, self._head))
+        )
         self.frozen_inputs = FrozenInputs(self.pending)
         # Disabled here and not by decorators: that would import torch's compiler with the library.
         self.watch = torch.compiler.disable(partial(watch_loss, pending=self.pending))
@@ -149,6 +155,12 @@ def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassS
     owner = head()
     assert owner is not None  # whoever runs a backward pass or a step through the head holds it
     return class_sums(owner, contents).folded()
+
+
+def _copied(head: weakref.ref[HebbianSoftmax], h: Tensor, targets: Tensor, call: Call) -> Activations:
+    owner = head()
+    assert owner is not None
+    return copied(owner, h, targets, call)
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

@@ -6,64 +6,29 @@ write can be captured in a CUDA graph together with the training step it belongs
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from hebbian_softmax import device
+from hebbian_softmax.device_inspect import inspection_of
 from hebbian_softmax.device_step import Update, no_update
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
 from hebbian_softmax.running import HORIZON
 
 if TYPE_CHECKING:
+    from hebbian_softmax.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
-    from hebbian_softmax.pending import Activations
-
-_WIDEST = 16_384
-"""Features beyond this do not fit in a program's registers."""
-_PARTS = 512
-"""Programs that share a pass over the activations: each leaves a partial sum of every column."""
-_ROW_PARTS = 512
-_TILE = 4_096
-"""Values that a program holds of several activations at once."""
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@cache
-def kernels() -> Any:
-    """The kernels; None where there is no Triton."""
-    try:
-        return importlib.import_module("hebbian_softmax.kernels")
-    except ImportError:
-        return None
 
 
 def applies(head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor) -> bool:
     """Whether the kernels can write this batch into ``weight``, which this process holds all rows of, alone."""
-    return on_gpu(weight) and suits(head, weight) and not any(isinstance(each, ClassSums) for each in contents)
-
-
-def on_gpu(tensor: Tensor) -> bool:
-    """Whether kernels can work on it. Subclasses, as DTensor, are not the memory that they stand for."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in _DTYPES and tensor.is_contiguous()
-    return tensor.is_cuda and plain and kernels() is not None
-
-
-def suits(head: HebbianSoftmax, weight: Tensor) -> bool:
-    """Whether the kernels can do what this head is set to."""
-    return (
-        type(head.objective) in (Euclidean, InnerProduct)
-        and weight.dtype in _DTYPES
-        and head.running.mean.dtype == torch.float32
-        and head.counts.device == weight.device
-        and head.in_features <= _WIDEST
-        and head.num_classes < 2**31 - 1
-    )
+    folded = any(isinstance(each, ClassSums) for each in contents)
+    return not folded and device.on_gpu(weight) and device.suits(head, weight)
 
 
 @dataclass(frozen=True)
@@ -98,7 +63,7 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
         if runs is None:
             return
         objective, radius = objective_of(head)
-        kernels().write_rows[(runs.keys.numel(),)](
+        device.kernels().write_rows[(runs.keys.numel(),)](
             runs.h,
             runs.keys,
             runs.order,
@@ -114,7 +79,7 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
             float(radius),
             MEMORIZING=head.memorizing,
             OBJECTIVE=objective,
-            **tile(head.in_features),
+            **device.tile(head.in_features),
         )
         # Autograd refuses to go back through values that have changed: it must know.
         torch.autograd.graph.increment_version((weight, head.counts))
@@ -137,34 +102,9 @@ def find_runs(
     n, features = h.shape
     if n == 0:
         return None
-    triton, running = kernels(), head.running
-    shape = tile(features)
-    parts = min(_PARTS, -(-n // shape["ROWS"]))
-    # Fewer bits are sorted in fewer passes.
-    keys = torch.empty_like(targets, dtype=torch.int16 if head.num_classes <= 2**15 else torch.int32)
-    column_sums, norm_sums = h.new_empty(parts, features, dtype=torch.float32), h.new_empty(parts, dtype=torch.float32)
-    kept, nonfinite = keys.new_empty(2, parts, dtype=torch.int32)
-    share, scale = h.new_empty(2, 1, dtype=torch.float32)
-    triton.inspect[(parts,)](
-        h,
-        targets,
-        running.mean,
-        running.batches,
-        keys,
-        column_sums,
-        norm_sums,
-        kept,
-        nonfinite,
-        share,
-        n,
-        features,
-        head.num_classes,
-        head.ignore_index,
-        HORIZON,
-        CENTER=head.center,
-        **shape,
-    )
-    keys, order = keys.sort(stable=True)
+    triton, running = device.kernels(), head.running
+    shape, seen = device.tile(features), inspection_of(head, contents, h, targets)
+    keys, order = seen.keys.sort(stable=True)
     before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
     rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
     kind, gamma, limit = _known_rate(head.rate)
@@ -194,7 +134,7 @@ def find_runs(
     )
     if kind == triton.GIVEN:
         rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
-    row_parts = min(_ROW_PARTS, head.num_classes)
+    row_parts = min(device.ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     if match:
         triton.see_all_rows[(row_parts,)](
@@ -209,13 +149,13 @@ def find_runs(
             **kind_of_step,
             **row,
         )
-    center = torch.empty_like(running.mean)
-    triton.statistics[(-(-features // 32),)](
-        column_sums,
-        norm_sums,
-        kept,
-        nonfinite,
-        share,
+    center, scale = torch.empty_like(running.mean), seen.share.new_empty(1)
+    triton.statistics[(-(-features // 32) + 1,)](
+        seen.column_sums,
+        seen.norm_sums,
+        seen.kept,
+        seen.nonfinite,
+        seen.share,
         before,
         norms,
         all_norms,
@@ -228,16 +168,16 @@ def find_runs(
         scale,
         n,
         features,
-        parts,
+        seen.kept.shape[0],
         row_parts,
         1.0 if match else head.scale,
         HORIZON,
         MATCH=match,
         CENTER=head.center,
-        PARTS=power_of_two(parts),
-        ALL_PARTS=power_of_two(row_parts),
+        PARTS=device.power_of_two(seen.kept.shape[0]),
+        ALL_PARTS=device.power_of_two(row_parts),
         COLUMNS=32,
-        POSITIONS=min(8192, power_of_two(n)),
+        POSITIONS=min(8192, device.power_of_two(n)),
         num_warps=8,
     )
     torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
@@ -248,43 +188,19 @@ def find_runs(
     return Runs(h, keys, order, blocks, before, many, rate, center, scale)
 
 
-def any_nonzero(values: Tensor) -> Tensor:
-    """``values.any()``; on a GPU it looks no further once a value is found, and does not wait for the device."""
-    if not on_gpu(values):
-        return values.any()
-    found = values.new_zeros((), dtype=torch.uint8)
-    with torch.cuda.device_of(values):
-        programs = min(_ROW_PARTS, -(-values.numel() // 1024))
-        if programs:
-            kernels().any_nonzero[(programs,)](values, found, values.numel(), BLOCK=1024)
-    return found.view(torch.bool)
-
-
-def tile(features: int) -> dict[str, int]:
-    """How many activations a program holds at once, of how many values, with how many warps."""
-    block = power_of_two(features)
-    rows = max(1, min(4, _TILE // block))
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(1, rows * block // 1024, block // 512))}
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n``."""
-    return 1 << (n - 1).bit_length()
-
-
 def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
     objective = head.objective
     if isinstance(objective, InnerProduct):
-        return kernels().ONTO_SPHERE, objective.radius
+        return device.kernels().ONTO_SPHERE, objective.radius
     assert isinstance(objective, Euclidean)
     if objective.radius is None:
-        return kernels().AS_IT_IS, 0.0
-    return kernels().INTO_BALL, objective.radius
+        return device.kernels().AS_IT_IS, 0.0
+    return device.kernels().INTO_BALL, objective.radius
 
 
 def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
     """Which of the kernel's rates it is, its γ and its T. A subclass may compute something else."""
-    triton = kernels()
+    triton = device.kernels()
     match rate:
         case PaperRate(gamma, limit) if type(rate) is PaperRate:
             return triton.BEFORE, gamma, limit

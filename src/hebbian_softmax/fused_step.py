@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hebbian_softmax.device import kernels, tile
 from hebbian_softmax.device_step import Update
-from hebbian_softmax.device_write import find_runs, kernels, objective_of, tile
+from hebbian_softmax.device_write import find_runs, objective_of
 
 if TYPE_CHECKING:
+    from hebbian_softmax.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
-    from hebbian_softmax.pending import Activations
 
 _BLOCK = 2048
 

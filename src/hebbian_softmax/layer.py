@@ -13,17 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import checks
+from hebbian_softmax.activations import Activations, Call, own_copy
 from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy, wants_low_precision
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.pending import Activations, Call
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.running import RunningStatistics
 from hebbian_softmax.state import adopt_linear, adopt_state
-from hebbian_softmax.watch import own_copy
 from hebbian_softmax.write import write
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from hebbian_softmax import device_write
+from hebbian_softmax import device, device_write
+from hebbian_softmax.activations import Activations
 from hebbian_softmax.checks import check_number
 from hebbian_softmax.device_step import Update
 from hebbian_softmax.distributed import is_sharded
 from hebbian_softmax.fused_step import RowStep, step_elements
 from hebbian_softmax.low_precision import LowPrecisionCopy
-from hebbian_softmax.pending import Activations
 from hebbian_softmax.write import write
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _OnePass(torch.optim.Optimizer, ABC):
                 self._prepare(p)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            large = [p for p in params if p.numel() >= _LARGE and device_write.on_gpu(p)]
+            large = [p for p in params if p.numel() >= _LARGE and device.on_gpu(p)]
             alone = {id(p) for p in (*large, weight)}
             self._step_together(group, [p for p in params if id(p) not in alone])
             for p in large:
@@ -116,7 +116,7 @@ class _OnePass(torch.optim.Optimizer, ABC):
         if head is None or attachment is None or attachment.group() is not None:
             return None
         weight = attachment.weight
-        return weight if device_write.on_gpu(weight) and device_write.suits(head, weight) else None
+        return weight if device.on_gpu(weight) and device.suits(head, weight) else None
 
     def _step_and_write(self, group: dict[str, Any]) -> None:
         head = self.head

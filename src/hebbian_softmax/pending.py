@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax.device_write import any_nonzero
+from hebbian_softmax import device
+from hebbian_softmax.activations import Activations, Call, Copy, own_copy
 from hebbian_softmax.rule import ClassSums
 
 _FOLD_ROWS, _FOLD_ROWS_ON_CUDA = 65_536, 262_144
@@ -34,23 +35,6 @@ _FOLD_ROWS, _FOLD_ROWS_ON_CUDA = 65_536, 262_144
 On CUDA folding waits for the device and cannot be captured in a graph, so it comes later: beyond so many activations
 between two steps (512 MB of 1,024 features in bfloat16), or as many as there are classes if those are more.
 """
-
-
-@dataclass(eq=False)
-class Call:
-    """One ``loss()`` or ``remember()`` call."""
-
-    counted: bool = False
-    """Its activations are pending or written: a second backward through the same graph adds nothing."""
-
-
-@dataclass(eq=False)
-class Activations:
-    """The activations (N, features) and targets (N,) of a call, in memory that is not the user's."""
-
-    h: Tensor
-    targets: Tensor
-    call: Call = field(default_factory=Call)
 
 
 Fold = Callable[[list["Activations | ClassSums"]], ClassSums]
@@ -70,8 +54,9 @@ class _Entry:
 class Pending:
     """The activations waiting for the next step of the optimizer that holds ``parameter``."""
 
-    def __init__(self, parameter: Tensor, fold: Fold) -> None:
+    def __init__(self, parameter: Tensor, fold: Fold, copy: Copy = own_copy) -> None:
         self.parameter = parameter
+        self.copy = copy
         self._fold = fold
         self._entries: list[_Entry] = []
         self._fold_at = 0
@@ -157,7 +142,7 @@ class Pending:
     def _check(self, grad: Tensor) -> None:
         """Forget what was cleared with ``set_to_none=False``."""
         if self._entries and (not self._is_seen(grad) or self._seen_version != grad._version):
-            self._keep_where(any_nonzero(grad))
+            self._keep_where(device.any_nonzero(grad))
 
     def _note(self, grad: Tensor) -> None:
         """A backward pass has ended with this gradient."""

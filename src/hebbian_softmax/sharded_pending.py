@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hebbian_softmax.activations import Activations
 from hebbian_softmax.distributed import is_sharded, local_rows, resolve_group
-from hebbian_softmax.pending import Activations, Fold, Pending
+from hebbian_softmax.pending import Fold, Pending
 from hebbian_softmax.rule import ClassSums
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
+from hebbian_softmax.activations import Activations, Call
 from hebbian_softmax.growth import OUTGROWN
-from hebbian_softmax.pending import Activations, Call, Pending
+from hebbian_softmax.pending import Pending
 
 
 def watch_loss(loss: Tensor, h: Tensor, targets: Tensor, pending: Pending) -> Tensor:
@@ -40,17 +40,8 @@ class _Watch(torch.autograd.Function):
         ctx.pending.drop_cleared()
         if not ctx.call.counted:
             h, targets = ctx.saved_tensors
-            ctx.pending.reach(own_copy(h, targets, ctx.call))
+            ctx.pending.reach(ctx.pending.copy(h, targets, ctx.call))
         return grads[0], None, None, None
-
-
-def own_copy(h: Tensor, targets: Tensor, call: Call) -> Activations:
-    """Activations that stay what they are until the step: buffers may be filled anew, leaves optimised."""
-    if torch.compiler.is_compiling():
-        return Activations(h.detach().clone(), targets.clone(), call)
-    with record_function("hebbian_softmax::watch"):
-        copy = h.detach().clone(memory_format=torch.contiguous_format)  # the layout that the write's kernels read
-        return Activations(copy, targets.clone(), call)
 
 
 Key = tuple[int, int, int]

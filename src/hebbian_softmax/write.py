@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from hebbian_softmax import device_write
+from hebbian_softmax.activations import Activations
 from hebbian_softmax.distributed import (
     first_row,
     is_sharded,
@@ -19,7 +20,6 @@ from hebbian_softmax.distributed import (
     local_rows,
     sum_over_shards,
 )
-from hebbian_softmax.pending import Activations
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, merge_sums, mix_rows, sum_by_class
 
 if TYPE_CHECKING:

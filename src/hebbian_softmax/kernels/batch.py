@@ -19,16 +19,22 @@ def inspect(
     kept,
     nonfinite,
     share,
+    copy,
+    targets_copy,
     n,
     features,
     classes,
     ignore_index,
     horizon,
     CENTER: tl.constexpr,
+    COPY: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Read the activations once: which take part (their class as key, -1 for the others), partial sums."""
+    """Read the activations once: which take part (their class as key, -1 for the others), partial sums.
+
+    With ``COPY`` they are copied on the way.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < features
@@ -45,6 +51,10 @@ def inspect(
         target = tl.load(targets + row, mask=here, other=-1)
         at = h + row.to(tl.int64)[:, None] * features + column[None, :]
         x = tl.load(at, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        if COPY:
+            to = copy + row.to(tl.int64)[:, None] * features + column[None, :]
+            tl.store(to, x.to(copy.dtype.element_ty), mask=here[:, None] & inside[None, :])
+            tl.store(targets_copy + row, target, mask=here)
         known = here & (target != ignore_index) & (target >= 0) & (target < classes)
         finite = tl.sum(x * x, 1) < float("inf")  # not so for a NaN either
         keep = known & finite

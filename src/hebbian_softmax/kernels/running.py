@@ -37,21 +37,22 @@ def statistics(
 ):
     """Advance the running values, as ``RunningStatistics`` does, and leave the center before this batch and the scale.
 
-    One program for each block of columns; the first one also does what there is one of.
+    One program for each block of columns; the last one does what there is one of.
     """
     program = tl.program_id(0)
     part = tl.arange(0, PARTS)
     many = tl.sum(tl.load(kept + part, mask=part < parts, other=0), 0)
-    column = program * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < features
-    at = column_sums + part[:, None] * features + column[None, :]
-    total = tl.sum(tl.load(at, mask=(part < parts)[:, None] & inside[None, :], other=0.0), 0)
-    old = tl.load(mean + column, mask=inside, other=0.0)
-    tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
     weight_of_batch = tl.load(share)
-    if many > 0:
-        tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
-    if program == 0:
+    if program < tl.num_programs(0) - 1:
+        column = program * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        at = column_sums + part[:, None] * features + column[None, :]
+        total = tl.sum(tl.load(at, mask=(part < parts)[:, None] & inside[None, :], other=0.0), 0)
+        old = tl.load(mean + column, mask=inside, other=0.0)
+        tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
+        if many > 0:
+            tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
+    else:
         bad = tl.sum(tl.load(nonfinite + part, mask=part < parts, other=0), 0)
         tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
         if many > 0:
