@@ -33,6 +33,8 @@ class Entry:
     reason: str = ""
     note: str = ""
     ms: float | None = None
+    host_ms: float | None = None
+    """Until everything was launched; on a GPU more than ``ms`` if the host is what one waits for."""
     repeats: int = 0
     extra_bytes: int | None = None
     """Peak memory over what was there before, less the returned gradients of h and W."""
@@ -126,6 +128,7 @@ def first_runs(
         before = torch.cuda.memory_allocated()
     start = time.perf_counter()
     outputs = run()
+    entry.host_ms = 1e3 * (time.perf_counter() - start)
     synchronize(device)
     seconds = time.perf_counter() - start
     if device == "cuda" and contender.kind != "graph":  # a graph holds its memory before the replay

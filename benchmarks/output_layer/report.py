@@ -17,7 +17,8 @@ from benchmarks.output_layer.problems import Spec
 
 EAGER = "eager"
 COLUMNS = (
-    f"{'':<58} {'ms':>10} {'eq TFLOP/s':>10} {'of peak':>8} {'eager/it':>8} {'extra GB':>8} {'dh err':>8} {'dW err':>8}"
+    f"{'':<58} {'ms':>10} {'eq TFLOP/s':>10} {'of peak':>8} {'host ms':>8} {'eager/it':>8} {'extra GB':>8} "
+    f"{'dh err':>8} {'dW err':>8}"
 )
 
 Peaks = dict[torch.dtype, dict[str, float]]
@@ -72,6 +73,7 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
         "reason": entry.reason,
         "note": entry.note,
         "median_ms": entry.ms,
+        "host_ms": entry.host_ms,
         "repeats": entry.repeats,
         "eq_tflops": rate,
         "share_of_gemm_peak": None if rate is None else rate / peak_of(peaks),
@@ -79,7 +81,7 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
         "extra_bytes": entry.extra_bytes,
         "relative_errors": _finite(entry.errors),
         "rule_kernels_ms": entry.rule_ms,
-        "write_adds_ms": added_by_write(entry, entries) if entry.kind == "step with write" else None,
+        "write_adds_ms": added_by_write(entry, entries) if "write" in entry.kind else None,
     }
 
 
@@ -118,6 +120,7 @@ def _row(entry: Entry, entries: list[Entry], peaks: Peaks) -> str:
     errors = entry.errors or {}
     cells = [
         f"{name:<58} {entry.ms:10.3f} {rate:10.3g} {100 * rate / peak_of(peaks):7.1f}%",
+        _cell(entry.host_ms, ".2f"),
         _cell(eager_ratio(entry, entries), ".2f"),
         _cell(None if entry.extra_bytes is None else entry.extra_bytes / 1e9, ".2f"),
         _cell(errors.get("dh"), ".1e"),
@@ -126,7 +129,7 @@ def _row(entry: Entry, entries: list[Entry], peaks: Peaks) -> str:
     remarks = [entry.note]
     if entry.rule_ms is not None:
         remarks.append(f"rule's kernels {1e3 * entry.rule_ms:.0f} us")
-    added = added_by_write(entry, entries) if entry.kind == "step with write" else None
+    added = added_by_write(entry, entries) if "write" in entry.kind else None
     if added is not None:
         remarks.append(f"write adds {1e3 * added:.0f} us")
     if entry.status != "ok":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from hebbian_softmax.device import kernels, tile
 from hebbian_softmax.device_step import Update
@@ -39,7 +40,8 @@ class RowStep:
         """Equation 3 on top of the gradient step."""
         slots, self._slots = self._empty_slots(weight), None  # not kept where an exception leaves entries
         with torch.cuda.device_of(weight):
-            runs = find_runs(head, contents, weight, update, slots) if contents else None
+            with record_function("hebbian_softmax::write"):
+                runs = find_runs(head, contents, weight, update, slots) if contents else None
             keeper = head.low_precision
             copy = weight if keeper is None else keeper.room_for(weight)
             values, kind = update.arguments()
