@@ -10,6 +10,7 @@ from hebbian_softmax.lab.curriculum import History
 from hebbian_softmax.lab.learner import Method
 from hebbian_softmax.lab.recipes import omniglot, variants
 from hebbian_softmax.lab.recipes.omniglot import Settings, compare
+from hebbian_softmax.lab.report.curriculum import tabulate_milestones
 from hebbian_softmax.lab.runs import open_run
 from tests.lab.test_cli import call, error_line
 from tests.lab.toyset import toy_set
@@ -50,6 +51,7 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert titles == [
         "Tuning",
         "Both heads",
+        "Steps to so many classes",
         "Both at the paper's learning rate",
         "Both with a softmax over the active classes only",
         "Plain softmax by learning rate",
@@ -114,5 +116,8 @@ def test_the_comparison_of_means_and_ranges() -> None:
     assert (
         "500 ± 0 steps, plain softmax 1,025 ± 71 (mean ± 2σ over 2 seeds), a ratio of 0.49; the ranges do not" in words
     )
+    rows = tabulate_milestones({**groups, "none": [History(30, [0.1], [30])]}).rows
+    assert rows[0] == ["50 classes", "1,025 ± 71", "500 ± 0", "0 of 1 got there"]
+    assert rows[-1][0] == "200 classes"
     groups["Hebbian softmax"] = group(500, 1500)
     assert not compare(groups, Settings())[0]["apart"]

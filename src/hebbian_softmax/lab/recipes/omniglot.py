@@ -26,7 +26,14 @@ from hebbian_softmax.lab.learner import Method
 from hebbian_softmax.lab.recipes import variants
 from hebbian_softmax.lab.recipes.images import NAMES
 from hebbian_softmax.lab.recipes.recipe import Recipe
-from hebbian_softmax.lab.report.curriculum import draw_bands, draw_levels, draw_rates, spread_of, tabulate_reached
+from hebbian_softmax.lab.report.curriculum import (
+    draw_bands,
+    draw_levels,
+    draw_rates,
+    spread_of,
+    tabulate_milestones,
+    tabulate_reached,
+)
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 from hebbian_softmax.lab.runs import Run, to_json
@@ -144,6 +151,7 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
     if "main" in settings.chosen:
         groups = carried(do, "main", pair("main"))
         table_of("Both heads, tuned", groups, settings.steps)
+        tables.append(tabulate_milestones(groups))
         images |= {"levels.png": draw_levels(groups), "classes.png": draw_bands(groups)}
         metrics["main"], sentence = compare(groups, settings)
         words += sentence

@@ -113,16 +113,29 @@ def spread_of(values: Sequence[float]) -> str:
     return f"{mean:,.0f} ± {2 * spread:,.0f}"
 
 
+def steps_cell(group: Group, classes: int) -> str:
+    """Steps to so many classes, mean ± 2σ; where not every seed got there, how many did."""
+    known = [step for history in group if (step := history.steps_to(classes)) is not None]
+    return spread_of(known) if len(known) == len(group) else f"{len(known)} of {len(group)} got there"
+
+
+def tabulate_milestones(groups: Mapping[str, Group]) -> Table:
+    """Steps to each milestone that some seed of some method reached."""
+    rows: list[list[Cell]] = [
+        [f"{classes} classes", *(steps_cell(group, classes) for group in groups.values())]
+        for classes in MILESTONES
+        if any(history.reached >= classes for group in groups.values() for history in group)
+    ]
+    return Table("Steps to so many classes, mean ± 2σ over seeds", ["", *groups], rows)
+
+
 def tabulate_reached(title: str, groups: Mapping[str, Group], steps: int, target: int) -> Table:
     """Each method: classes after `steps` steps, and steps to `target` classes, mean ± 2σ over seeds."""
     rows: list[list[Cell]] = []
     for name, group in groups.items():
-        taken = [history.steps_to(target) for history in group]
-        known = [value for value in taken if value is not None]
-        to_target = (
-            spread_of(known) if known and len(known) == len(taken) else f"{len(known)} of {len(taken)} got there"
-        )
         reached = [history.classes_at(steps) for history in group]
-        rows.append([name, len(group), spread_of(reached), f"{min(reached)} … {max(reached)}", to_target])
+        rows.append(
+            [name, len(group), spread_of(reached), f"{min(reached)} … {max(reached)}", steps_cell(group, target)]
+        )
     columns = ["method", "seeds", f"classes after {steps:,} steps", "lowest … highest", f"steps to {target} classes"]
     return Table(title, columns, rows)
