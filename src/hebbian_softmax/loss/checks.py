@@ -82,7 +82,11 @@ def check_values(target: Tensor, classes: int, ignore_index: int) -> None:
     lowest, highest = masked.aminmax()
     good = (lowest >= 0) & (highest < classes)
     if target.device.type != "cpu":
-        torch._assert_async(good, f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}")
+        torch._assert_async(good, refused(classes, ignore_index))
     elif not bool(good):
         value = int(masked[(masked < 0) | (masked >= classes)].flatten()[0])
-        raise IndexError(f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}, got {value}")
+        raise IndexError(f"{refused(classes, ignore_index)}, got {value}")
+
+
+def refused(classes: int, ignore_index: int) -> str:
+    return f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss import selection
-from hebbian_softmax.loss.checks import check_values
+from hebbian_softmax.loss.preparing import prepare
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 from hebbian_softmax.loss.scaling import scaled
-from hebbian_softmax.loss.weighting import Weighting
+from hebbian_softmax.loss.weighting import Scales, Weighting
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,23 @@ class LinearCrossEntropy(torch.autograd.Function):
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
-            check_values(target, weight.shape[0], settings.ignore_index)
-            target = torch.where(target == settings.ignore_index, -1, target)
+            prepared = prepare(
+                target,
+                weight.shape[0],
+                settings.ignore_index,
+                weighting,
+                mean=settings.reduction == "mean",
+                zero_if_empty=settings.zero_if_empty,
+                dtype=torch.promote_types(settings.products, torch.float32),
+            )
+            target, share = prepared.target, prepared.share
             problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
             engine = selection.engine(settings.impl, problem)
             workspace = settings.workspace or selection.default_workspace(engine, problem)
-            share = row_share(problem, weighting, settings)
             ctx.early = settings.reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
-                scales = weighting.scales(problem, share)
+                scale = prepared.scale
+                scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale, None)
                 terms, gradients = engine.row_terms_and_gradients(
                     problem, scales.normaliser, scales.target, ctx.needs, workspace
                 )
@@ -85,22 +93,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(input.device.type, enabled=False), torch.no_grad():
             if ctx.early:
                 in_place = not _graph_is_kept()
-                found = [None if each is None else scaled(each, upstream, in_place) for each in ctx.saved_tensors[2:]]
+                found = scaled(ctx.saved_tensors[2:], upstream, in_place)
             else:
                 computed = _computed(ctx, upstream)
                 found = [computed.input, computed.weight, computed.bias]
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
         return (*found, None, None, None, None)
-
-
-def row_share(problem: Problem, weighting: Weighting, settings: Settings) -> Tensor:
-    """What each row's loss is multiplied with in the result: 1, or 1 over the weight of all targets."""
-    dtype = problem.accumulation_dtype
-    if settings.reduction != "mean":
-        return torch.ones((), dtype=dtype, device=problem.target.device)
-    total = weighting.total_weight(problem.target, dtype)
-    return (torch.where(total == 0, 1, total) if settings.zero_if_empty else total).reciprocal()
 
 
 def _computed(ctx: Any, upstream: Tensor) -> Gradients:

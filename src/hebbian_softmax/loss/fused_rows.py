@@ -71,9 +71,12 @@ def launch_scores(
     """E (if any) and its sums, of a chunk of rows by some classes."""
     rows, width = chunk.stop - chunk.start, classes.stop - classes.start
     programs = min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), processors(problem.input.device))
+    out = _descriptor(problem.input, TILE_ROWS, TILE_CLASSES)
+    if e is not None:
+        out = _descriptor(e, TILE_ROWS, TILE_CLASSES, padded(rows, TILE_ROWS))
     kernels.scores[(programs,)](
         *_descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
-        _descriptor(problem.input if e is None else e[: padded(rows, TILE_ROWS)], TILE_ROWS, TILE_CLASSES),
+        out,
         problem.bias if problem.bias is None or width == len(problem.bias) else problem.bias[classes],
         problem.target, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
@@ -90,8 +93,10 @@ def _descriptors(problem: Problem, classes: slice, tile_rows: int, tile_classes:
     return [_descriptor(problem.input, tile_rows, TILE_FEATURES), _descriptor(w, tile_classes, TILE_FEATURES)]
 
 
-def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
-    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns])
+def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:
+    """Of a matrix, or of its first ``height`` rows, in tiles of rows × columns."""
+    shape = [matrix.shape[0] if height is None else height, matrix.shape[1]]
+    return TensorDescriptor(matrix, shape, [matrix.stride(0), 1], [rows, columns])
 
 
 def processors(device: torch.device) -> int:

@@ -64,8 +64,10 @@ class Sums:
         if self.weight is not None:
             assert self.scaled is not None
             reach, span = padded(rows, TILE_ROWS), padded(width, PADDING)
-            out = self.weight[classes.start : classes.start + span]
-            add_product(out, self.e[:reach, :span].T, self.scaled[:reach], first=chunk.start == 0)
+            whole = span == self.weight.shape[0]
+            out = self.weight if whole else self.weight[classes.start : classes.start + span]
+            e = _first(self.e, reach)
+            add_product(out, (e if whole else e[:, :span]).T, _first(self.scaled, reach), first=chunk.start == 0)
         if self.bias is not None:
             kernels.column_sums[(-(-width // 128),)](
                 self.e,
@@ -85,13 +87,16 @@ class Sums:
         if self.input is None or part == 0:
             return
         out = self._rows_of_parts(chunk)
-        splits, reach = out.shape[:2]
-        e = self.e.as_strided((splits, reach, part), (part, self.e.stride(0), 1))
-        w = self.problem.weight[classes.start : classes.start + splits * part].view(splits, part, -1)
+        splits, reach, first = out.shape[0], out.shape[1], classes.start == 0
+        w = self.problem.weight
+        if splits * part < w.shape[0]:
+            w = w[classes.start : classes.start + splits * part]
         if splits == 1:
-            add_product(out[0], e[0], w[0], first=classes.start == 0)
+            e = _first(self.e, reach)
+            add_product(out[0], e if part == e.shape[1] else e[:, :part], w, first)
         else:
-            add_product(out, e, w, first=classes.start == 0)
+            e = self.e.as_strided((splits, reach, part), (part, self.e.stride(0), 1))
+            add_product(out, e, w.view(splits, part, -1), first)
 
     def finish_input(self, chunk: slice, classes: slice) -> None:
         """The sum of the parts and of the last classes' product, times the factors."""
@@ -101,15 +106,17 @@ class Sums:
         parts = self._rows_of_parts(chunk)
         done = self._part(classes) * parts.shape[0]
         width = classes.stop - classes.start
+        every = width == self.problem.weight.shape[0]
+        w = self.problem.weight if every else self.problem.weight[classes]
         kernels.finish_input[(-(-rows // 32), -(-features // 128))](
-            parts, self.e, self.problem.weight[classes], self.factor, self.input, chunk.start,
+            parts, self.e, w, self.factor, self.input, chunk.start,
             rows, parts.stride(0), features, done, width, self.e.stride(0),
             PARTS=parts.shape[0] if classes.start or done else 0, TAIL=_TAIL if width > done else 0,
             ROWS=32, FEATURES=128, IEEE=self.e.dtype == torch.float32,
         )  # fmt: skip
 
     def gradients(self) -> Gradients:
-        weight = None if self.weight is None else self.weight[: self.problem.weight.shape[0]]
+        weight = None if self.weight is None else _first(self.weight, self.problem.weight.shape[0])
         pairs = ((self.input, self.needs.input), (weight, self.needs.weight), (self.bias, self.needs.bias))
         return Gradients(*(None if total is None else total.to(dtype) for total, dtype in pairs))
 
@@ -119,8 +126,12 @@ class Sums:
         return width // (8 * self.schedule.splits) * 8
 
     def _rows_of_parts(self, chunk: slice) -> Tensor:
-        start = 0 if self._parts_of_chunk else chunk.start
-        return self._parts[:, start : start + padded(chunk.stop - chunk.start, TILE_ROWS)]
+        start, reach = 0 if self._parts_of_chunk else chunk.start, padded(chunk.stop - chunk.start, TILE_ROWS)
+        return self._parts if reach == self._parts.shape[1] else self._parts[:, start : start + reach]
+
+
+def _first(matrix: Tensor, rows: int) -> Tensor:
+    return matrix if matrix.shape[0] == rows else matrix[:rows]
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, first: bool) -> None:

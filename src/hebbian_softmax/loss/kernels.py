@@ -25,6 +25,35 @@ LIMIT = tl.constexpr(2.0**87)
 """Of the sum of a row's E. Beyond it the row is made again."""
 
 
+@triton.jit(do_not_specialize=["n", "classes", "ignore_index"])
+def prepare(
+    target_ptr, masked_ptr, scale_ptr, good_ptr, n, classes, ignore_index,
+    MEAN: tl.constexpr, ZERO_IF_EMPTY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: targets with -1 for the ignored ones; the share of the others in the result, and after it of a row;
+    whether all of them are classes."""
+    many = tl.zeros((BLOCK,), tl.int32)
+    bad = tl.zeros((BLOCK,), tl.int32)
+    for start in tl.range(0, n, BLOCK, num_stages=3):
+        at = start + tl.arange(0, BLOCK)
+        target = tl.load(target_ptr + at, at < n, other=ignore_index)
+        counted = target != ignore_index
+        many += counted.to(tl.int32)
+        bad += (counted & ((target < 0) | (target >= classes))).to(tl.int32)
+    total = tl.sum(many, 0).to(tl.float32)
+    tl.store(good_ptr, (tl.sum(bad, 0) == 0).to(tl.int32))
+    share = total * 0 + 1.0
+    if MEAN:
+        share = tl.div_rn(share, tl.maximum(total, 1.0) if ZERO_IF_EMPTY else total)
+    for start in tl.range(0, n, BLOCK, num_stages=3):
+        at = start + tl.arange(0, BLOCK)
+        target = tl.load(target_ptr + at, at < n, other=ignore_index)
+        good = (target != ignore_index) & (target >= 0) & (target < classes)  # no other is ever used as an address
+        tl.store(masked_ptr + at, tl.where(good, target, -1), at < n)
+        tl.store(scale_ptr + at, tl.where(good, share, 0.0), at < n)
+    tl.store(scale_ptr + n, share)
+
+
 @triton.jit
 def target_logits(
     h_ptr, w_ptr, bias_ptr, target_ptr, shift_ptr, logit_ptr, features,
@@ -249,14 +278,19 @@ def column_sums(
     tl.store(out_ptr + column, tl.load(out_ptr + column, is_class, other=0.0) + total, is_class)
 
 
-@triton.jit(do_not_specialize=["n"])
-def multiply(x_ptr, factor_ptr, n, BLOCK: tl.constexpr):
-    """x *= factor, and nothing at all where factor is 1."""
+@triton.jit(do_not_specialize=["n", "m"])
+def multiply(x_ptr, y_ptr, factor_ptr, n, m, BLOCK: tl.constexpr):
+    """x *= factor and y *= factor, and nothing at all where factor is 1."""
     factor = tl.load(factor_ptr).to(tl.float32)
     if factor == 1.0:
         return
-    programs = tl.num_programs(0)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, programs * BLOCK):
+    _multiply(x_ptr, factor, n, BLOCK)
+    _multiply(y_ptr, factor, m, BLOCK)
+
+
+@triton.jit
+def _multiply(x_ptr, factor, n, BLOCK: tl.constexpr):
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0).to(tl.int64) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
         tl.store(x_ptr + at, (x.to(tl.float32) * factor).to(x_ptr.dtype.element_ty), at < n)

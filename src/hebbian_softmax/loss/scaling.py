@@ -1,36 +1,42 @@
-"""Multiplying a gradient by the one number that comes from upstream."""
+"""Multiplying gradients by the one number that comes from upstream."""
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.preparing import kernels
 
-def scaled(gradient: Tensor, upstream: Tensor, in_place: bool) -> Tensor:
-    """``gradient * upstream`` in the gradient's dtype, without waiting for the device.
+_BLOCK = 4096
 
-    ``in_place`` allows the result to be ``gradient`` itself, which nobody else needs any more.
+
+def scaled(gradients: Sequence[Tensor | None], upstream: Tensor, in_place: bool) -> list[Tensor | None]:
+    """``gradient * upstream`` of each, in its own dtype, without waiting for the device.
+
+    ``in_place`` allows a result to be the gradient itself, which nobody else needs any more.
     """
-    if upstream.device.type == "cpu" and float(upstream) == 1.0:  # reading an accelerator would stall it
-        return gradient if in_place else gradient.clone()
-    if in_place and gradient.is_cuda and gradient.is_contiguous() and (kernels := _kernels()) is not None:
-        programs = min(-(-gradient.numel() // 4096), 2048)
-        if programs:
-            with torch.cuda.device_of(gradient):
-                kernels.multiply[(programs,)](gradient, upstream, gradient.numel(), BLOCK=4096)
-        return gradient
-    factor = upstream.to(torch.promote_types(gradient.dtype, torch.float32))  # 0-dim: does not change the dtype
-    return gradient.mul_(factor) if in_place else gradient * factor
+    if upstream.device.type == "cpu" and upstream.item() == 1.0:  # reading an accelerator would stall it
+        return [each if in_place or each is None else each.clone() for each in gradients]
+    present = [each for each in gradients if each is not None]
+    if in_place and all(each.is_cuda and each.is_contiguous() for each in present) and kernels() is not None:
+        for pair in (present[:2], present[2:]):
+            _multiply(pair, upstream)
+        return list(gradients)
+    wide = upstream.to(torch.promote_types(upstream.dtype, torch.float32))  # 0-dim: does not change a result's dtype
+    if in_place:
+        return [None if each is None else each.mul_(wide) for each in gradients]
+    return [None if each is None else each * wide for each in gradients]
 
 
-@cache
-def _kernels() -> Any:
-    """None where there is no Triton."""
-    try:
-        return importlib.import_module("hebbian_softmax.loss.kernels")
-    except ImportError:
-        return None
+def _multiply(pair: list[Tensor], factor: Tensor) -> None:
+    """Launch the kernel for one or two tensors; it returns at once where factor is 1."""
+    largest = max((each.numel() for each in pair), default=0)
+    if largest == 0:
+        return
+    x, y = pair[0], pair[-1]
+    with torch.cuda.device_of(x):
+        kernels().multiply[(min(-(-largest // _BLOCK), 2048),)](
+            x, y, factor, x.numel(), y.numel() if len(pair) == 2 else 0, BLOCK=_BLOCK
+        )
