@@ -73,6 +73,10 @@ def inspect(
         tl.store(share, tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32)))
 
 
+WINDOW = tl.constexpr(128)
+"""Sorted keys that are looked at together for the end of a run."""
+
+
 @triton.jit
 def find_runs(
     keys,
@@ -117,14 +121,12 @@ def find_runs(
     before = tl.zeros([], tl.int64)
     many = tl.zeros([], tl.int32)
     if (key != previous) & (key >= 0):
-        low, high = position + 1, position * 0 + n
-        while low < high:  # the first position with another key
-            middle = (low + high) // 2
-            same = tl.load(keys + middle) == key
-            low = tl.where(same, middle + 1, low)
-            high = tl.where(same, high, middle)
-        many = low - position
         before = tl.load(counts + key)
+        found = many + WINDOW
+        while found == WINDOW:  # most runs end within the first window
+            at = position + many + tl.arange(0, WINDOW)
+            found = tl.sum((tl.load(keys + at, mask=at < n, other=-1) == key).to(tl.int32), 0)
+            many += found
         if SLOTS:
             tl.store(slots + key, position)
         if RATE != 0:
