@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from hebbian_softmax import linear_cross_entropy
 from hebbian_softmax.loss import chunked, selection
@@ -91,6 +94,22 @@ def test_the_gradient_is_the_buffer_made_in_forward(factor: float) -> None:
     (loss * factor).backward()
     assert case.input.grad.data_ptr() in made
     assert case.linear_weight.grad.data_ptr() in made
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed(reduction: str, use_reentrant: bool) -> None:
+    case = make(bias=True)
+    expected = with_gradients(
+        loss := ours(case, impl="chunked", reduction=reduction).sum(), case, torch.ones_like(loss)
+    )
+
+    def loss_of(input: Tensor) -> Tensor:
+        return ours(replace(case, input=input), impl="chunked", reduction=reduction).sum()
+
+    checkpoint(loss_of, case.input, use_reentrant=use_reentrant).backward()
+    for operand, right in zip(case.operands(), expected[1:], strict=True):
+        torch.testing.assert_close(operand.grad, right)
 
 
 @every_engine

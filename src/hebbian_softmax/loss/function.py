@@ -89,21 +89,22 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         (upstream,) = upstreams
-        input, weight = ctx.saved_tensors[:2]
+        saved = ctx.saved_tensors  # once: checkpointing refuses a second look
+        input, weight = saved[:2]
         with torch.autocast(input.device.type, enabled=False), torch.no_grad():
             if ctx.early:
                 in_place = not _graph_is_kept()
-                found = scaled(ctx.saved_tensors[2:], upstream, in_place)
+                found = scaled(saved[2:], upstream, in_place)
             else:
-                computed = _computed(ctx, upstream)
+                computed = _computed(ctx, saved, upstream)
                 found = [computed.input, computed.weight, computed.bias]
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
         return (*found, None, None, None, None)
 
 
-def _computed(ctx: Any, upstream: Tensor) -> Gradients:
-    input, weight, bias, target, copy, nll, target_logit, share = ctx.saved_tensors
+def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
+    input, weight, bias, target, copy, nll, target_logit, share = saved
     settings: Settings = ctx.settings
     problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
     engine = selection.engine(settings.impl, problem)
