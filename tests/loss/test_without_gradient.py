@@ -44,6 +44,13 @@ def test_log_prob_of_one_row_and_of_none(impl: str) -> None:
         assert [tuple(each.shape) for each in found] == [shape, shape]
 
 
+def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
+    """156 is -100 in uint8."""
+    h, w, y = torch.randn(3, 4), torch.randn(200, 4), torch.tensor([156, 0, 199])
+    for mine, right in zip(linear_log_prob(h, w, y.to(torch.uint8)), linear_log_prob(h, w, y), strict=True):
+        assert torch.equal(mine, right)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("workspace", [None, 20_000, 1])
 @pytest.mark.parametrize("k", [1, 3, 64, 211])

@@ -149,12 +149,13 @@ def linear_log_prob(
     checks.check_options("none", ignore_index, 0.0)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
-    checks.check_values(target.long(), linear_weight.shape[0], ignore_index)
+    target = target.long()  # before it is compared: as uint8, 156 equals -100
+    checks.check_values(target, linear_weight.shape[0], ignore_index)
     problem = Problem.of(
         input.reshape(-1, input.shape[-1]),
         linear_weight,
         linear_bias,
-        torch.where(target == ignore_index, -1, target.long()).reshape(-1),
+        torch.where(target == ignore_index, -1, target).reshape(-1),
         selection.product_dtype(input),
     )
     if impl == "reference" or (impl == "auto" and selection.is_tiny(input, linear_weight)):
