@@ -41,7 +41,9 @@ def exact(problem: Problem, a: Tensor, b: Tensor) -> tuple[RowTerms, Gradients]:
     return chunked.row_terms_and_gradients(double, a.double(), b.double(), needs, LARGE)
 
 
-def check(found: tuple[RowTerms, Gradients], expected: tuple[RowTerms, Gradients], tolerance: float = TOLERANCE) -> None:
+def check(
+    found: tuple[RowTerms, Gradients], expected: tuple[RowTerms, Gradients], tolerance: float = TOLERANCE
+) -> None:
     (terms, gradients), (exact_terms, exact_gradients) = found, expected
     assert close(terms.nll, exact_terms.nll, 1e-6)
     assert close(terms.target_logit, exact_terms.target_logit, 1e-6)
@@ -83,6 +85,15 @@ def test_many_chunks_of_rows() -> None:
     check(one, exact(problem, a, a))
     check(several, exact(problem, a, a))
     assert torch.equal(one[0].nll, several[0].nll)
+
+
+def test_every_class_of_every_chunk_is_in_the_gradient_of_the_input() -> None:
+    """Two chunks of 12,800 classes, for which three products of multiples of 8 classes would leave some over."""
+    problem, a = make(5, 8, 25_500)
+    needs = Needs(DTYPE, torch.float32, None)
+    workspace = 13_000 * 128 * problem.input.element_size()
+    terms = fused.row_terms(problem, workspace)
+    check((terms, fused.gradients(problem, terms, a, a, needs, workspace)), exact(problem, a, a))
 
 
 @pytest.mark.parametrize("scale", [30.0, 3000.0])
@@ -158,8 +169,10 @@ def test_an_empty_batch() -> None:
     problem, a = make(0, 8, 20)
     for terms, gradients in both_schedules(problem, a, a, LARGE):
         assert terms.nll.shape == (0,)
-        assert gradients.input is not None and gradients.input.shape == (0, 8)
-        assert gradients.weight is not None and not gradients.weight.any()
+        assert gradients.input is not None
+        assert gradients.input.shape == (0, 8)
+        assert gradients.weight is not None
+        assert not gradients.weight.any()
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
@@ -168,5 +181,6 @@ def test_the_same_input_gives_the_same_bits() -> None:
     first, second = (fused.row_terms_and_gradients(problem, a, a, needs, LARGE) for _ in range(2))
     assert torch.equal(first[0].nll, second[0].nll)
     for one, two in ((first[1].input, second[1].input), (first[1].weight, second[1].weight)):
-        assert one is not None and two is not None
+        assert one is not None
+        assert two is not None
         assert torch.equal(one, two)

@@ -69,7 +69,11 @@ class Schedule:
         rows, features = problem.input.shape
         classes = problem.weight.shape[0]
         size = problem.input.element_size()
-        workspace -= 4 * rows * features if needs.input is not None else 0
+        splits = 1
+        if needs.input is not None:
+            total = 4 * padded(max(rows, 1), TILE_ROWS) * features
+            splits = max(min(_splits(rows, classes, features, processors), workspace // 2 // total), 1)
+            workspace -= splits * total
         least = min(padded(classes, PADDING), 16 * TILE_CLASSES)
         per_row = size * least + size * features
         chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
@@ -78,7 +82,10 @@ class Schedule:
         width = min(width, padded(classes, PADDING))
         chunks = -(-classes // width)
         width = min(padded(-(-classes // chunks), TILE_CLASSES), classes)
-        return Schedule(chunk, width, 1 if rows > chunk else _splits(rows, width, features, processors))
+        splits = 1 if rows > chunk else min(splits, _splits(rows, width, features, processors))
+        if width < classes:  # what is left over of a chunk is added after the last one only: others must divide evenly
+            splits = 1 << (splits.bit_length() - 1)
+        return Schedule(chunk, width, splits)
 
 
 def _splits(rows: int, classes: int, features: int, processors: int) -> int:
