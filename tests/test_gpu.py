@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
 from tests.test_attachment import train
+from tests.waiting import no_waiting
 
 pytestmark = pytest.mark.gpu
 OK = {"gamma": 0.3, "limit": 9}
@@ -162,13 +163,10 @@ def test_the_write_does_not_wait_for_the_device() -> None:
     head.attach(optimizer)
     train(head, optimizer)
     h, y = torch.randn(64, 8, device="cuda"), torch.randint(50, (64,), device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(2):
             head.loss(h, y).backward()
             head.weight.grad.mul_(0.5)
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert int(head.counts.sum()) == 2 + 128

@@ -18,6 +18,7 @@ from hebbian_softmax import HebbianSoftmax, InnerProduct, optim
 from hebbian_softmax import device as hardware
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from tests.interpreter import interpreted, quiet
+from tests.waiting import no_waiting
 
 pytestmark = quiet
 FEATURES, CLASSES = 6, 9
@@ -174,6 +175,20 @@ def test_states_go_both_ways(name: str, device: str) -> None:
         assert_same(net, nets[0], rtol=1e-4, atol=1e-5)
 
 
+@both
+def test_a_loaded_state_may_have_another_layout(name: str, device: str) -> None:
+    """As of a model that was channels-last when it was saved."""
+    found, one_pass, expected, plain = two_ways(name, device)
+    for net, optimizer in ((found, one_pass), (expected, plain)):
+        train(net, optimizer, range(2))
+        state = copy.deepcopy(optimizer.state_dict())
+        for values in state["state"].values():
+            values.update({key: value.mT.contiguous().mT for key, value in values.items() if value.dim() == 2})
+        optimizer.load_state_dict(state)
+        train(net, optimizer, range(2, 4))
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_state_that_asks_for_more_is_refused() -> None:
     for kind, other in (
         (OnePassRMSprop, torch.optim.RMSprop(nn.Linear(2, 2).parameters(), momentum=0.9)),
@@ -262,6 +277,8 @@ def test_errors() -> None:
     assert head._attachment is None
     with pytest.raises(ValueError, match="lr must be at least 0"):
         OnePassRMSprop(head.parameters(), lr=-1.0)
+    with pytest.raises(ValueError, match="lr must be a number or a tensor of one"):
+        OnePassAdam(head.parameters(), lr=torch.tensor([0.1, 0.2]))
     with pytest.raises(ValueError, match="alpha must be in"):
         OnePassRMSprop(head.parameters(), alpha=2)
     with pytest.raises(ValueError, match=r"betas\[1\] must be below 1"):
@@ -359,6 +376,54 @@ def test_the_loss_uses_the_copy(device: str) -> None:
     assert int(head.counts.sum()) == 16
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_an_evaluation_in_inference_mode_may_come_first(reduction: str, device: str) -> None:
+    net = model(device)
+    head, optimizer = net["head"], OnePassRMSprop(net.parameters(), head=net["head"])
+    h, y = torch.randn(8, FEATURES, device=device, dtype=torch.bfloat16), batch(0, device)[1]
+    with torch.inference_mode():
+        head.loss(h, y)
+    for _ in range(2):
+        head.loss(h, y, reduction=reduction).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert int(head.counts.sum()) == 16
+
+
+def test_the_copy_is_not_for_functional_transforms() -> None:
+    net = model("cpu")
+    calls, h, y = Calls(net["head"]), torch.randn(8, FEATURES), batch(0, "cpu")[1]
+    OnePassRMSprop(net.parameters(), head=net["head"])
+
+    def loss(weight: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.func.functional_call(calls, {"head.weight": weight}, (h, y))
+
+    assert torch.func.grad(loss)(net["head"].weight.detach()).isfinite().all()
+
+
+class Calls(nn.Module):
+    """A model whose forward pass is the head's loss."""
+
+    def __init__(self, head: HebbianSoftmax) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, h: Tensor, targets: Tensor) -> Tensor:
+        return self.head.loss(h, targets, remember=False)
+
+
+def test_the_copy_of_a_weight_that_changes_its_layout(device: str) -> None:
+    net = model(device)
+    head = net["head"]
+    head.weight.data = head.weight.data.mT.contiguous().mT
+    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    head.low_precision.of(head.weight)
+    head.weight.data = head.weight.data.contiguous()
+    train(net, optimizer, range(1))
+    torch.testing.assert_close(head.low_precision.of(head.weight).float(), head.weight.detach(), rtol=2**-7, atol=0)
+
+
 def test_bfloat16_weights_have_no_copy(device: str) -> None:
     net = model(device).bfloat16()
     optimizer = OnePassAdam(net.parameters(), head=net["head"])
@@ -376,14 +441,11 @@ def test_a_step_does_not_wait_for_the_device(name: str) -> None:
     optimizer = PAIRS[name][0](net.parameters(), lr=0.01, head=net["head"])
     train(net, optimizer, range(2))
     x, y = batch(2, "cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(2):
             optimizer.zero_grad()
             net["head"].loss(net["net"](x), y).backward()
             optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert int(net["head"].counts.sum()) == 4 * 8
 
 

@@ -199,7 +199,7 @@ def settle(
         b = tl.load(b_ptr + at_row, inside, other=0.0)
         factor = tl.where(counted & (a != 0), a / total, 0.0)
         tl.store(factor_ptr + at_row, factor, inside)
-        at_target = tl.where(a != 0, (1.0 - b / a) * total, 0.0) - others
+        at_target = tl.where(a != 0, (a - b) / a * total, 0.0) - others
         tl.debug_barrier()  # E of these rows may just have been stored
         tl.store(e_ptr + at.to(tl.int64) * e_stride + target, at_target.to(e_ptr.dtype.element_ty), inside & counted)
         if SCALE:  # in the rows of the last tile that are none, 0
@@ -228,7 +228,7 @@ def set_targets(
     # 1 - exp(-nll) by its series where it would cancel.
     series = nll * (1.0 - nll * (0.5 - nll * (1.0 / 6.0 - nll * (1.0 / 24.0))))
     rest = tl.where(nll < 0.03, series, 1.0 - tl.exp(-nll))
-    value = tl.where(a != 0, 1.0 - b / a, 0.0) - rest
+    value = tl.where(a != 0, (a - b) / a, 0.0) - rest
     tl.store(e_ptr + at.to(tl.int64) * e_stride + column, value.to(e_ptr.dtype.element_ty), here)
 
 
