@@ -56,13 +56,14 @@ def statistics(
         bad = tl.sum(tl.load(nonfinite + part, mask=part < parts, other=0), 0)
         tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
         if many > 0:
-            activations = tl.load(norms + 1)
+            activations, row_norm = tl.load(norms + 1), tl.load(norms)
+            seen = tl.load(batches)
+            tl.debug_barrier()  # every warp has read what one thread changes below
             norm_sum = tl.sum(tl.load(norm_sums + part, mask=part < parts, other=0.0), 0)
             activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
             tl.store(norms + 1, activations)
             tl.store(batches + 1, tl.load(batches + 1) + 1)
             if MATCH:
-                seen = tl.load(batches)
                 row_sum = tl.zeros([], tl.float32)
                 rows = tl.zeros([], tl.int32)
                 if seen == 0:
@@ -80,7 +81,6 @@ def statistics(
                         familiar_rows += familiar.to(tl.int32)
                     row_sum = tl.sum(sums, 0)
                     rows = tl.sum(familiar_rows, 0)
-                row_norm = tl.load(norms)
                 if rows > 0:
                     seen += 1
                     rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
