@@ -70,7 +70,11 @@ def main() -> None:
     h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
         {},
-        {"objective": InnerProduct(), "dtype": torch.bfloat16, "rate": lambda c, n: torch.full_like(c, 0.5, dtype=torch.float64)},
+        {
+            "objective": InnerProduct(),
+            "dtype": torch.bfloat16,
+            "rate": lambda c, n: torch.full_like(c, 0.5, dtype=torch.float64),
+        },
         {"objective": Euclidean(1.0), "scale": 1.0, "center": False, "dtype": torch.float16},
     ]
     for options in heads:

@@ -70,6 +70,10 @@ def scaled(counts: Tensor, n: Tensor) -> Tensor:
     return n / (counts + n + 1.0)
 
 
+def alike(counts: Tensor, n: Tensor) -> Tensor:
+    return torch.tensor(0.3, device=counts.device).expand_as(counts)
+
+
 OPTIONS: dict[str, dict[str, object]] = {
     "default": {},
     "literal": {"scale": 1.0, "center": False},
@@ -83,6 +87,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "inverse": {"rate": InverseCountRate()},
     "inverse, limited": {"rate": InverseCountRate(5)},
     "callable": {"rate": scaled},
+    "callable, expanded": {"rate": alike},
     "never": {"limit": 0},
     "ignore a class": {"ignore_index": 2},
 }

@@ -133,7 +133,7 @@ def find_runs(
         **row,
     )
     if kind == triton.GIVEN:
-        rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
+        rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
     row_parts = min(device.ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     if match:
