@@ -285,6 +285,19 @@ def test_a_model_that_keeps_its_handle_can_be_saved_and_copied(tmp_path) -> None
         twin.handle.remove()
 
 
+@pytest.mark.parametrize("optimizer_too", [False, True])
+def test_a_loss_may_outlive_its_head(optimizer_too: bool) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    weight, optimizer = head.weight, torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    loss = head.loss(torch.randn(2, 4), torch.tensor([1, 2]))
+    del head
+    if optimizer_too:
+        del optimizer
+    loss.backward()
+    assert weight.grad is not None
+
+
 def test_a_tied_weight_that_does_not_fit_is_refused() -> None:
     head = HebbianSoftmax(4, 6, **OK)
     head.weight = nn.Embedding(5, 4).weight

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax.activations import Activations, Call
+from hebbian_softmax.activations import Activations, Call, own_copy
 from hebbian_softmax.device_inspect import copied
 from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.pending import Pending
@@ -159,8 +159,7 @@ def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassS
 
 def _copied(head: weakref.ref[HebbianSoftmax], h: Tensor, targets: Tensor, call: Call) -> Activations:
     owner = head()
-    assert owner is not None
-    return copied(owner, h, targets, call)
+    return own_copy(h, targets, call) if owner is None else copied(owner, h, targets, call)  # a loss may outlive it
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
