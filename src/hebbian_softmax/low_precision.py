@@ -30,7 +30,8 @@ class LowPrecisionCopy:
         """The copy as it is; empty at first and after the weight has grown or moved."""
         copy = self._tensor
         if copy is None or copy.shape != weight.shape or copy.device != weight.device:
-            copy = torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
+            with torch.inference_mode(False):  # an evaluation may come first, and training changes it in place
+                copy = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
             self._tensor, self._source = copy, None
         return copy
 
@@ -44,7 +45,9 @@ def _identity(weight: Tensor) -> tuple[int, int]:
 
 
 def wants_low_precision(h: Tensor) -> bool:
-    """Whether products with ``h`` run in bfloat16: it is, or autocast makes it."""
+    """Whether products with ``h`` run in bfloat16: it is, or autocast makes it. Not for torch.func's stand-ins."""
+    if torch._C._are_functorch_transforms_active():
+        return False  # the weight is then a wrapper without memory
     device = h.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device) == torch.bfloat16 and h.dtype != torch.float64
