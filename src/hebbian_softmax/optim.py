@@ -45,6 +45,8 @@ class _OnePass(torch.optim.Optimizer, ABC):
         lr = defaults["lr"]
         if not isinstance(lr, Tensor):
             check_number("lr", lr, 0)
+        elif lr.numel() != 1:
+            raise ValueError(f"lr must be a number or a tensor of one, got shape {tuple(lr.shape)}")
         for name in ("eps", "weight_decay"):
             check_number(name, defaults[name], 0)
         super().__init__(params, defaults)
@@ -155,6 +157,8 @@ class _OnePass(torch.optim.Optimizer, ABC):
         state = self.state[p]
         state["step"] += 1
         assert p.grad is not None
+        for name in self._moments:  # a loaded state may be laid out as another parameter was
+            state[name] = state[name].contiguous()
         first, second = (None, *(state[name] for name in self._moments))[-2:]
         return Update(
             grad=p.grad.contiguous(),
