@@ -5,6 +5,7 @@ Without a GPU the kernels run in Triton's interpreter, in float32, which it know
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 
 pytest.importorskip("triton", reason="the fused engine needs Triton")
 fused = pytest.importorskip("hebbian_softmax.loss.fused")
+fused_rows = pytest.importorskip("hebbian_softmax.loss.fused_rows")
 
 CUDA = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
@@ -184,3 +186,48 @@ def test_the_same_input_gives_the_same_bits() -> None:
         assert one is not None
         assert two is not None
         assert torch.equal(one, two)
+
+
+def test_no_batch_size_compiles_the_large_kernel_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[int, dict[str, object]]] = []
+    scores = fused_rows.kernels.scores
+
+    class Spy:
+        def __getitem__(self, grid):
+            def launch(*args, **constants):
+                used.append((*grid, constants))
+                return scores[grid](*args, **constants)
+
+            return launch
+
+    monkeypatch.setattr(fused_rows.kernels, "scores", Spy())
+    for n in (1, 129, 260):
+        fused.row_terms(make(n, 8, 100)[0], LARGE)
+    (one, constants), (two, again), (more, last) = used
+    assert constants == again == last
+    assert one < two <= more
+
+
+def test_kernels_run_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the current device, which is another one in a model spread over GPUs."""
+    entered: list[Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor):
+        entered.append(tensor)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    problem, a = make(3, 8, 20)
+    both_schedules(problem, a, a, LARGE)
+    assert len(entered) >= 3
+    assert all(each is problem.input for each in entered)
+
+
+@pytest.mark.gpu
+def test_a_part_of_a_flat_buffer_is_left_to_the_other_engine() -> None:
+    """TMA reads from multiples of 16 bytes only."""
+    flat = torch.randn(1 + 300 * 8, device="cuda", dtype=torch.bfloat16)
+    w, h, y = flat[1:].view(300, 8), flat[: 20 * 8].view(20, 8), torch.zeros(20, dtype=torch.int64, device="cuda")
+    assert fused.available(Problem(h, w.clone(), None, y))
+    assert not fused.available(Problem(h, w, None, y))

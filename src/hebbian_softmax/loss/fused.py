@@ -12,6 +12,10 @@ device, and everything can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
 import torch
 from torch import Tensor
 
@@ -23,18 +27,33 @@ from hebbian_softmax.loss.schedule import TILE_CLASSES, TILE_ROWS, Schedule, def
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 
 def available(problem: Problem) -> bool:
-    """bfloat16 on a GPU of the Hopper generation or later, rows of whole 16-byte units."""
+    """bfloat16 on a GPU of the Hopper generation or later, rows of whole 16-byte units that start at such a unit."""
     h, w = problem.input, problem.weight
     return (
         h.device.type == "cuda"
         and h.dtype == w.dtype == torch.bfloat16
         and h.shape[1] % 8 == 0
+        and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # not so in a part of a flat buffer of parameters
         and torch.cuda.get_device_capability(h.device) >= (9, 0)
     )
 
 
+def _on_its_device(engine: _F) -> _F:
+    """Triton launches on the current device, which need not be that of the tensors."""
+
+    @wraps(engine)
+    def launched(problem: Problem, *rest: Any) -> Any:
+        with torch.cuda.device_of(problem.input):
+            return engine(problem, *rest)
+
+    return cast(_F, launched)
+
+
+@_on_its_device
 def row_terms(problem: Problem, workspace: int) -> RowTerms:
     """The terms of every row. No logit is stored."""
     classes, rows = problem.weight.shape[0], problem.target.shape[0]
@@ -46,6 +65,7 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
     return found.terms()
 
 
+@_on_its_device
 def row_terms_and_gradients(
     problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> tuple[RowTerms, Gradients]:
@@ -66,6 +86,7 @@ def row_terms_and_gradients(
     return found.terms(), sums.gradients()
 
 
+@_on_its_device
 def gradients(
     problem: Problem,
     terms: RowTerms,

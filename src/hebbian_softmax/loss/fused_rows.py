@@ -70,11 +70,11 @@ def launch_scores(
 ) -> None:
     """E (if any) and its sums, of a chunk of rows by some classes."""
     rows, width = chunk.stop - chunk.start, classes.stop - classes.start
-    programs = min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), processors(problem.input.device))
+    programs = processors(problem.input.device)  # a constant of the kernel: not of the batch, which it would wait for
     out = _descriptor(problem.input, TILE_ROWS, TILE_CLASSES)
     if e is not None:
         out = _descriptor(e, TILE_ROWS, TILE_CLASSES, padded(rows, TILE_ROWS))
-    kernels.scores[(programs,)](
+    kernels.scores[(min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), programs),)](
         *_descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
         out,
         problem.bias if problem.bias is None or width == len(problem.bias) else problem.bias[classes],
