@@ -27,6 +27,10 @@ POINTERS = {
 }
 
 
+SHARED_MEMORY = 99 * 1024
+"""What a block may have on the GPUs of people at home (8.6 to 12.0); an H200 has more."""
+
+
 def signature_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
@@ -54,11 +58,13 @@ class Compiled:
         constants = {name: value for name, value in given.items() if name in options or _is_one(value)}
         signature = {name: "constexpr" if name in constants else signature_of(given[name]) for name in names}
         places = {(names.index(name),): value for name, value in constants.items()}
-        triton.compile(
+        compiled = triton.compile(
             ASTSource(self.kernel, signature, constexprs=places),
             target=GPUTarget("cuda", 90, 32),
             options={name: value for name, value in options.items() if name not in names},
         )
+        shared = compiled.metadata.shared
+        assert shared <= SHARED_MEMORY, f"{self.kernel.__name__} needs {shared} bytes of shared memory"
 
 
 def main() -> None:
@@ -88,6 +94,8 @@ def main() -> None:
             optimizer.step()
             hardware.any_nonzero(head.weight.grad)
             head._attachment.remove()
+    wide = HebbianSoftmax(16_384, 3, gamma=0.1, limit=1)
+    wide.memorize(torch.randn(96, 16_384), y % 3)
     lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
     lone.memorize(h[:, :1], torch.zeros_like(y))
 

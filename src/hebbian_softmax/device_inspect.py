@@ -69,6 +69,7 @@ def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tens
             HORIZON,
             CENTER=head.center,
             COPY=copies is not None,
+            STAGES=3 if shape["BLOCK"] <= 4096 else 1,  # what is fetched ahead must fit in shared memory
             **shape,
         )
     return Inspection(keys, sums, norms, kept, nonfinite, share, _settings(head))

@@ -28,6 +28,7 @@ def inspect(
     horizon,
     CENTER: tl.constexpr,
     COPY: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -45,7 +46,7 @@ def inspect(
     norms = tl.zeros([ROWS], tl.float32)
     many = tl.zeros([ROWS], tl.int32)
     bad = tl.zeros([ROWS], tl.int32)
-    for first in tl.range(program * ROWS, n, programs * ROWS, num_stages=3):
+    for first in tl.range(program * ROWS, n, programs * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         here = row < n
         target = tl.load(targets + row, mask=here, other=-1)
