@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax.loss import checks, reference, selection
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
+
+_DEFAULTS = None, None, "mean", -100, 0.0, "auto", None
 
 
 def linear_cross_entropy(
@@ -53,10 +56,15 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(h @ W.T, torch.tensor([3, 14, 15, 92])))
     True
     """
-    checks.check_options(reduction, ignore_index, label_smoothing)
-    checks.check_how(impl, workspace)
-    checks.check_operands(input, linear_weight, linear_bias, target)
-    checks.check_class_weight(weight, linear_weight)
+    options = linear_bias, weight, reduction, ignore_index, label_smoothing, impl, workspace
+    if options == _DEFAULTS and checks.is_usual(input, linear_weight, target):
+        if selection.is_tiny(input, linear_weight):
+            return F.cross_entropy(F.linear(input, linear_weight), target)
+    else:
+        checks.check_options(reduction, ignore_index, label_smoothing)
+        checks.check_how(impl, workspace)
+        checks.check_operands(input, linear_weight, linear_bias, target)
+        checks.check_class_weight(weight, linear_weight)
     return cross_entropy(
         input,
         linear_weight,
@@ -163,5 +171,5 @@ def linear_log_prob(
     else:
         engine = selection.engine(impl, problem)
         terms = engine.row_terms(problem, workspace or selection.default_workspace(engine, problem))
-        found = -terms.nll, terms.nll + terms.target_logit
+        found = -terms.nll, terms.normaliser
     return found[0].reshape(target.shape), found[1].reshape(target.shape)

@@ -45,6 +45,22 @@ def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any
                 raise TypeError(f"{name} must have the dtype of input, {input.dtype}, got {value.dtype}")
 
 
+def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
+    """Whether nothing is wrong with the tensors, at a glance: a longer look takes longer than small problems do."""
+    try:
+        (n, features), (_, width), (m,) = input.shape, linear_weight.shape, target.shape
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return bool(
+        features == width
+        and n == m
+        and input.dtype is linear_weight.dtype
+        and target.dtype is torch.int64
+        and input.is_floating_point()
+        and input.device == linear_weight.device == target.device
+    )
+
+
 def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
     if weight is None:
         return
