@@ -109,6 +109,26 @@ def test_classes_masked_by_their_bias(workspace, reduction) -> None:
 
 
 @every_engine
+@pytest.mark.parametrize("workspace", [None, 9000])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_an_impossible_target_does_not_spoil_the_gradients(impl, device, workspace, reduction) -> None:
+    """Its loss is infinite, but its probabilities are not; and who leaves it out has nothing of it."""
+    case = make(6, 8, 300, device=device, dtype=torch.bfloat16, bias=True)
+    with torch.no_grad():
+        case.linear_bias[case.target[2]] = -torch.inf
+    exact = case.to(torch.float64)
+    losses = ours(case, impl=impl, workspace=workspace, reduction=reduction), eager(exact, reduction=reduction)
+    if reduction == "none":
+        assert torch.isinf(losses[0][2])
+        losses = tuple(each[torch.arange(6) != 2] for each in losses)
+    found, truth = (
+        torch.autograd.grad(loss.sum(), each.operands()) for loss, each in zip(losses, (case, exact), strict=True)
+    )
+    for mine, right in zip(found, truth, strict=True):
+        assert error(mine, right) <= 2 * TOLERANCE[torch.bfloat16]
+
+
+@every_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_ignored_rows_may_hold_huge_values(impl, device, dtype, reduction) -> None:

@@ -49,6 +49,7 @@ def check(
     (terms, gradients), (exact_terms, exact_gradients) = found, expected
     assert close(terms.nll, exact_terms.nll, 1e-6)
     assert close(terms.target_logit, exact_terms.target_logit, 1e-6)
+    assert close(terms.normaliser, exact_terms.normaliser, 1e-6)
     for name in ("input", "weight", "bias"):
         value, right = getattr(gradients, name), getattr(exact_gradients, name)
         assert (value is None) == (right is None), name
@@ -160,11 +161,13 @@ def test_an_impossible_target_has_infinite_loss_and_a_gradient() -> None:
     bias = problem.bias.clone()
     bias[3] = -torch.inf
     problem = replace(problem, target=target.where(target == -1, torch.where(target == 3, 3, 4)), bias=bias)
-    terms, gradients = both_schedules(problem, a, a, LARGE)[0]
-    assert torch.isinf(terms.nll[0])
-    assert torch.isfinite(terms.nll[2:]).all()
-    assert gradients.input is not None
-    assert torch.isfinite(gradients.input).all()
+    expected = exact(problem, a, a)[1]
+    for terms, gradients in both_schedules(problem, a, a, LARGE):
+        assert torch.isinf(terms.nll[0])
+        assert torch.isfinite(terms.nll[2:]).all()
+        assert torch.isfinite(terms.normaliser).all()
+        for name in ("input", "weight", "bias"):
+            assert close(getattr(gradients, name), getattr(expected, name), TOLERANCE), name
 
 
 def test_an_empty_batch() -> None:

@@ -44,6 +44,20 @@ def test_log_prob_of_one_row_and_of_none(impl: str) -> None:
         assert [tuple(each.shape) for each in found] == [shape, shape]
 
 
+@every_engine
+def test_the_normaliser_of_an_impossible_target(impl, device) -> None:
+    case = make(5, 8, 90, device=device, dtype=torch.bfloat16, bias=True)
+    with torch.no_grad():
+        case.linear_bias[case.target[1]] = -torch.inf
+    exact = case.to(torch.float64)
+    logits = F.linear(exact.input, exact.linear_weight, exact.linear_bias).detach()
+    log_prob, normaliser = linear_log_prob(
+        case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, impl=impl
+    )
+    assert log_prob[1] == -torch.inf
+    assert error(normaliser, logits.logsumexp(1)) < TOLERANCE[torch.bfloat16]
+
+
 def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
     """156 is -100 in uint8."""
     h, w, y = torch.randn(3, 4), torch.randn(200, 4), torch.tensor([156, 0, 199])

@@ -44,7 +44,8 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
                 m = torch.maximum(largest[group], e.amax(1, keepdim=True))
                 total[group] = total[group] * (largest[group] - m).exp() + e.sub_(m).exp_().sum(1, keepdim=True)
                 largest[group] = m
-        _store(terms, rows, target, target_logit, largest + total.log() - target_logit)
+        others = total.log().add_(largest)
+        _store(terms, rows, target, target_logit, others, others - target_logit)
     return terms
 
 
@@ -71,15 +72,16 @@ def row_terms_and_gradients(
         y = target.clamp(min=0)
         target_logit = z.gather(1, y).to(tiles.wide)
         z.scatter_(1, y, -torch.inf)
-        x = torch.empty_like(target_logit)
+        x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
         for group, e in tiles.groups(z):
             m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # finite, and s > 0, even if there is no other class
             s = e.sub_(m).exp_().sum(1, keepdim=True).clamp_(min=limits.tiny)
-            x[group] = s.log().add_(m - target_logit[group])
+            log_s = s.log()
+            x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             rest = a[group] * x[group].sigmoid()
             e.mul_(rest / s).scatter_(1, y[group], (a[group] - b[group]) - rest)
             sums.add_bias(e, everything)
-        _store(terms, rows, target, target_logit, x)
+        _store(terms, rows, target, target_logit, others, x)
         sums.add(z, rows, everything)
     return terms, sums.gradients()
 
@@ -96,8 +98,11 @@ def gradients(
     plan = Plan.of(problem, workspace)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
-    ignored = problem.target < 0
-    nll = torch.where(ignored, torch.inf, terms.nll)  # p = 0 there, whatever the logits are
+    # exp(z - z_y - nll) is more exact than exp(z - normaliser), but there is none with an impossible target.
+    impossible = terms.target_logit == -torch.inf
+    shift = torch.where(impossible, terms.normaliser, terms.target_logit)
+    rest_of_shift = terms.nll.masked_fill(impossible, 0)
+    rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # p = 0 there, whatever the logits are
     rest = normaliser_scale * -torch.expm1(-terms.nll)
     at_target = ((normaliser_scale - target_scale) - rest)[:, None]
     for classes in ranges(problem.weight.shape[0], plan.classes):
@@ -105,7 +110,7 @@ def gradients(
             z = tiles.logits(rows, classes)
             for group, e in tiles.groups(z):
                 at = slice(rows.start + group.start, rows.start + group.stop)
-                e.sub_(terms.target_logit[at, None]).sub_(nll[at, None]).exp_().mul_(normaliser_scale[at, None])
+                e.sub_(shift[at, None]).sub_(rest_of_shift[at, None]).exp_().mul_(normaliser_scale[at, None])
                 inside, y = _in_tile(problem.target[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
                 sums.add_bias(e, classes)
@@ -153,7 +158,7 @@ def _total(like: Tensor, dtype: torch.dtype, wide: torch.dtype, alone: bool) -> 
 
 def _empty_terms(problem: Problem) -> RowTerms:
     nll = problem.input.new_empty(len(problem.target), dtype=problem.accumulation_dtype)
-    return RowTerms(nll, torch.empty_like(nll))
+    return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll))
 
 
 def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
@@ -162,7 +167,9 @@ def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
     return inside, torch.where(inside, target - classes.start, 0)
 
 
-def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, x: Tensor) -> None:
+def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, others: Tensor, x: Tensor) -> None:
+    """``others`` is the logsumexp of the other classes, and x is that less the target's logit."""
     counted = target >= 0
     terms.nll[rows, None] = torch.where(counted, torch.logaddexp(x, torch.zeros_like(x)), 0)
     terms.target_logit[rows, None] = torch.where(counted, target_logit, 0)
+    terms.normaliser[rows, None] = torch.where(counted, torch.logaddexp(others, target_logit), 0)

@@ -80,7 +80,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             else:
                 terms = engine.row_terms(problem, workspace)
                 if ctx.needs.any():
-                    ctx.save_for_backward(input, weight, bias, target, copy, terms.nll, terms.target_logit, share)
+                    found = (terms.nll, terms.target_logit, terms.normaliser)
+                    ctx.save_for_backward(input, weight, bias, target, copy, share, *found)
             losses = weighting.losses(problem, terms)
             if settings.reduction != "none":
                 losses = losses.sum() * share
@@ -104,15 +105,13 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
-    input, weight, bias, target, copy, nll, target_logit, share = saved
+    input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
     problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
     engine = selection.engine(settings.impl, problem)
     workspace = settings.workspace or selection.default_workspace(engine, problem)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
-    gradients = engine.gradients(
-        problem, RowTerms(nll, target_logit), scales.normaliser, scales.target, ctx.needs, workspace
-    )
+    gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
     return corrected
 

@@ -101,7 +101,7 @@ def gradients(
     sums = Sums(problem, needs, schedule, input_rows=rows)
     sums.factor.copy_(normaliser_scale)
     # With the normaliser itself as the shift, E is the probability, and the factor a alone.
-    shift = (terms.nll + terms.target_logit).mul_(kernels.LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
+    shift = (terms.normaliser * kernels.LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
     partial = shift.new_empty(-(-schedule.classes // TILE_CLASSES) * schedule.rows)
     for first in range(0, classes, schedule.classes):
         some = slice(first, min(first + schedule.classes, classes))

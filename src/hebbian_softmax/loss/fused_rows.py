@@ -26,23 +26,24 @@ class Rows:
     logit: Tensor
     shift: Tensor
     nll: Tensor
+    normaliser: Tensor
     partial: Tensor
     """For each tile of classes, of each row of a chunk."""
 
     @staticmethod
     def of(problem: Problem, chunk: int) -> Rows:
         rows, features = problem.input.shape
-        logit, shift, nll = problem.input.new_empty(3, rows, dtype=torch.float32)
+        logit, shift, nll, normaliser = problem.input.new_empty(4, rows, dtype=torch.float32)
         partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
         if rows:
             kernels.target_logits[(rows,)](
                 problem.input, problem.weight, problem.bias, problem.target, shift, logit, features,
                 HAS_BIAS=problem.bias is not None, BLOCK=512,
             )  # fmt: skip
-        return Rows(problem, logit, shift, nll, partial)
+        return Rows(problem, logit, shift, nll, normaliser, partial)
 
     def terms(self) -> RowTerms:
-        return RowTerms(self.nll, self.logit)
+        return RowTerms(self.nll, self.logit, self.normaliser)
 
     def take_in(
         self, start: int, stop: int, sums: Sums | None = None, a: Tensor | None = None, b: Tensor | None = None
@@ -54,7 +55,8 @@ class Rows:
         launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
         kernels.settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
             *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
-            problem.bias, problem.target, self.shift, self.partial, self.logit, a, b, problem.input, self.nll,
+            problem.bias, problem.target, self.shift, self.partial, self.logit, a, b, problem.input,
+            self.nll, self.normaliser,
             None if sums is None else sums.factor,
             None if sums is None else sums.scaled,
             e, start, rows, classes, features, 0 if e is None else e.stride(0),

@@ -142,11 +142,12 @@ def scores(
 @triton.jit(do_not_specialize=["start", "rows", "classes"])
 def settle(
     h_desc, w_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, h_ptr,
-    nll_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
+    nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
     GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
 ):  # fmt: skip
-    """From the sums of a row's tiles: nll, the factor a / Σ E, its product with h, and E at the target.
+    """From the sums of a row's tiles: nll, the normaliser's logarithm, the factor a / Σ E, its product with h, and E at the
+    target.
 
     dZ = factor · E: rows of dh are multiplied with the factor afterwards, and for dW the factor goes into h.
     """
@@ -162,7 +163,8 @@ def settle(
         others += tl.sum(tl.load(partial_ptr + where, (tile < tiles)[:, None] & inside[None, :], other=0.0), 0)
     target = tl.load(target_ptr + at_row, inside, other=-1)
     counted = target >= 0
-    logit = tl.load(logit_ptr + at_row, inside, other=0.0) * LOG2E
+    z_target = tl.load(logit_ptr + at_row, inside, other=0.0)
+    logit = z_target * LOG2E
     shift = tl.load(shift_ptr + at_row, inside, other=float("inf"))
     if tl.max((counted & (others > LIMIT)).to(tl.int32), 0) > 0:  # these rows again, with the largest logit as shift
         largest = tl.where(counted, tl.maximum(logit, -1e30), float("inf"))
@@ -194,6 +196,8 @@ def settle(
     far = tl.log(total) + (shift - logit) * LN2
     nll = tl.where(own > 0.5, near, far)
     tl.store(nll_ptr + at_row, tl.where(counted, nll, 0.0), inside)
+    normaliser = tl.where(z_target == float("-inf"), tl.log(total) + shift * LN2, z_target + nll)
+    tl.store(normaliser_ptr + at_row, tl.where(counted, normaliser, 0.0), inside)
     if GRADIENT:
         a = tl.load(a_ptr + at_row, inside, other=0.0)
         b = tl.load(b_ptr + at_row, inside, other=0.0)

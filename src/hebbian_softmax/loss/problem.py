@@ -55,7 +55,9 @@ class RowTerms:
     nll: Tensor
     """(N,): logsumexp(z) - z[y], computed without cancellation near p = 1."""
     target_logit: Tensor
-    """(N,): z[y]; logsumexp(z) = nll + target_logit."""
+    """(N,): z[y]."""
+    normaliser: Tensor
+    """(N,): logsumexp(z); finite also where the target is impossible, z[y] = -inf, and nll infinite."""
 
 
 @dataclass(frozen=True)

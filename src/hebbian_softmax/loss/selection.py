@@ -75,8 +75,8 @@ def engine(impl: str, problem: Problem) -> Engine:
             where, dtype = problem.input.device, problem.input.dtype
             raise RuntimeError(
                 f'impl="triton" is not available for {dtype} on {where}: it needs a CUDA device of capability 9.0, '
-                "Triton, bfloat16, a number of features divisible by 8, and input and linear_weight that start at a multiple "
-                f'of 16 bytes; got {problem.input.shape[1]} features. Use impl="auto"'
+                "Triton, bfloat16, a number of features divisible by 8, and input and linear_weight that start at a "
+                f'multiple of 16 bytes; got {problem.input.shape[1]} features. Use impl="auto"'
             )
     from hebbian_softmax.loss import chunked
 

@@ -71,9 +71,8 @@ class Weighting:
         nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
         if not self.smoothing:
             return nll
-        lse = terms.nll + terms.target_logit
         offset = 0 if problem.bias is None else self._dot(problem.bias)
-        others = self._total(problem) * lse - _matvec(problem.input, self._weighted_rows(problem)) - offset
+        others = self._total(problem) * terms.normaliser - _matvec(problem.input, self._weighted_rows(problem)) - offset
         others = torch.where(problem.target >= 0, others, 0)
         return (1 - self.smoothing) * nll + self.smoothing / problem.weight.shape[0] * others
 
