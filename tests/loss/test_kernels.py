@@ -52,11 +52,13 @@ def test_prepare_finds_what_is_no_class_and_lets_nobody_use_it(value: int) -> No
     assert scale[77] == 0
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.0, -2.5, torch.inf])
+@pytest.mark.parametrize("factor", [1.0, 0.0, -2.3, torch.inf])
 @pytest.mark.parametrize("lengths", [(5000, 70), (70, 5000), (64, 0)])
-def test_multiply(lengths: tuple[int, int], factor: float) -> None:
-    x, y = (torch.rand(n, device=DEVICE) + 0.5 for n in lengths)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -> None:
+    x, y = (torch.rand(n, device=DEVICE, dtype=dtype) + 0.5 for n in lengths)
     expected = [(each * factor).clone() for each in (x, y)]
-    kernels.multiply[(3,)](x, y if lengths[1] else x, torch.tensor(factor, device=DEVICE), *lengths, BLOCK=64)
+    upstream = torch.tensor(factor, device=DEVICE, dtype=dtype)
+    kernels.multiply[(3,)](x, y if lengths[1] else x, upstream, *lengths, BLOCK=64)
     for each, right in zip((x, y), expected, strict=True):
         assert torch.equal(each, right)

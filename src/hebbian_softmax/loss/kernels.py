@@ -146,8 +146,8 @@ def settle(
     GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
 ):  # fmt: skip
-    """From the sums of a row's tiles: nll, the normaliser's logarithm, the factor a / Σ E, its product with h, and E at the
-    target.
+    """From the sums of a row's tiles: nll, the normaliser's logarithm, the factor a / Σ E, its product with h, and E at
+    the target.
 
     dZ = factor · E: rows of dh are multiplied with the factor afterwards, and for dW the factor goes into h.
     """
@@ -284,8 +284,8 @@ def column_sums(
 
 @triton.jit(do_not_specialize=["n", "m"])
 def multiply(x_ptr, y_ptr, factor_ptr, n, m, BLOCK: tl.constexpr):
-    """x *= factor and y *= factor, and nothing at all where factor is 1."""
-    factor = tl.load(factor_ptr).to(tl.float32)
+    """x *= factor and y *= factor, in at least float32, and nothing at all where factor is 1."""
+    factor = tl.load(factor_ptr)
     if factor == 1.0:
         return
     _multiply(x_ptr, factor, n, BLOCK)
@@ -297,4 +297,5 @@ def _multiply(x_ptr, factor, n, BLOCK: tl.constexpr):
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0).to(tl.int64) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
-        tl.store(x_ptr + at, (x.to(tl.float32) * factor).to(x_ptr.dtype.element_ty), at < n)
+        wide: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+        tl.store(x_ptr + at, (x.to(wide) * factor.to(wide)).to(x_ptr.dtype.element_ty), at < n)
