@@ -18,6 +18,7 @@ from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
+from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
 from hebbian_softmax.low_precision import LowPrecisionCopy, wants_low_precision
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
@@ -211,12 +212,15 @@ class HebbianSoftmax(nn.Linear):
         applies this loss's gradient.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        check_options(reduction, self.ignore_index, label_smoothing)
+        check_class_weight(weight, self.weight)
         if not torch.compiler.is_compiling():
             check_gathered(self.weight, h)
             checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
+        copy = self._copy_for(h)
+        if copy is None:
+            check_same_dtype(self.weight, h)
         loss = cross_entropy(
             F.dropout(flat, self.dropout, self.training),
             self.weight,
@@ -227,7 +231,7 @@ class HebbianSoftmax(nn.Linear):
             ignore_index=self.ignore_index,
             label_smoothing=label_smoothing,
             zero_if_empty=True,
-            copy=self._copy_for(h),
+            copy=copy,
         )
         if reduction == "none":
             loss = loss.view(targets.shape)

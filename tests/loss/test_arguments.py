@@ -91,6 +91,28 @@ def test_the_layer_has_no_nan_for_it(impl, weighted, monkeypatch) -> None:
     assert not head.bias.grad.any()
 
 
+@pytest.mark.parametrize("tiny", [0, 10**9])
+def test_the_layer_refuses_alike(tiny, monkeypatch) -> None:
+    """Whichever implementation it would be."""
+    monkeypatch.setattr(selection, "_TINY", tiny)
+    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5)
+    for options, error, match in (
+        ({"label_smoothing": -0.1}, ValueError, r"label_smoothing must be in \[0, 1\], got -0.1"),
+        ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
+        ({"weight": torch.rand(7)}, ValueError, r"weight must have shape \(6,\), got \(7,\)"),
+        ({"weight": torch.ones(6, dtype=torch.int64)}, TypeError, "weight must be floating point"),
+        ({"weight": torch.rand(6).requires_grad_()}, ValueError, "weight must not require a gradient"),
+    ):
+        with pytest.raises(error, match=match):
+            head.loss(H, Y, remember=False, **options)
+    with pytest.raises(
+        TypeError, match=r"h must have the dtype of the head's weight, torch.float32, got torch.float64"
+    ):
+        head.loss(H.double(), Y, remember=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        head.loss(H.bfloat16(), Y, remember=False)
+
+
 def test_the_layer_uses_tiles(monkeypatch) -> None:
     monkeypatch.setattr(selection, "_TINY", 0)
     monkeypatch.setattr(reference, "cross_entropy", None)

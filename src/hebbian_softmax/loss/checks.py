@@ -61,6 +61,12 @@ def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
     )
 
 
+def check_same_dtype(weight: Tensor, h: Tensor) -> None:
+    """Of a head and its activations; under autocast products are in its dtype."""
+    if h.dtype != weight.dtype and not autocasts(h):
+        raise TypeError(f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}")
+
+
 def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
     if weight is None:
         return
