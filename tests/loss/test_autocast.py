@@ -40,6 +40,13 @@ def test_backward_inside_the_context_is_backward_outside(impl, device) -> None:
         assert all(torch.equal(*pair) for pair in zip(inside, outside, strict=True))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_class_weights_are_not_rounded(reduction: str) -> None:
+    case = make(dtype=torch.float32, weighted=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(case, impl="reference", reduction=reduction), eager(case, reduction=reduction))
+
+
 def test_mixed_dtypes_meet_in_the_products() -> None:
     case = make(dtype=torch.float32)
     case.input = case.input.detach().bfloat16().requires_grad_()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -180,6 +181,22 @@ def test_torch_func_and_forward_mode_use_the_reference() -> None:
         loss = of_weight(forward_ad.make_dual(weight, tangent))
         torch.testing.assert_close(forward_ad.unpack_dual(loss).tangent, slope)
         assert forward_ad.unpack_dual(of_weight(weight)).tangent is None
+
+
+@pytest.mark.usefixtures("never_tiny")
+def test_tensors_without_values_and_export_use_the_reference() -> None:
+    with FakeTensorMode():
+        case = make(6, 4, 20)
+        loss = ours(case)
+        assert torch.autograd.grad(loss, case.input)[0].shape == (6, 4)
+
+    class Loss(torch.nn.Module):
+        def forward(self, input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor:
+            return linear_cross_entropy(input, linear_weight, target)
+
+    case = make(6, 4, 20)
+    operands = case.input.detach(), case.linear_weight.detach(), case.target
+    torch.testing.assert_close(torch.export.export(Loss(), operands).module()(*operands), ours(case).detach())
 
 
 @pytest.mark.usefixtures("never_tiny")

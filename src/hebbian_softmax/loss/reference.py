@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hebbian_softmax.loss.selection import autocasts
+
 
 def cross_entropy(
     input: Tensor,
@@ -23,7 +25,7 @@ def cross_entropy(
     With ``zero_if_empty``, a mean over no target is 0 with zero gradients, and not NaN.
     """
     logits = F.linear(input, linear_weight, linear_bias)
-    weight = None if weight is None else weight.to(logits.dtype)
+    weight = None if weight is None else weight.to(torch.float32 if autocasts(input) else logits.dtype)
 
     def reduced(reduction: str) -> Tensor:
         return F.cross_entropy(

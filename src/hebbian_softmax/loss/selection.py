@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from hebbian_softmax.loss.problem import Engine, Problem
@@ -50,9 +51,11 @@ def result_dtype(input: Tensor) -> torch.dtype:
 
 def needs_reference(*tensors: Tensor | None) -> bool:
     """Whether something looks into the computation that an autograd node would hide: torch.func, forward-mode
-    differentiation, tensors without values."""
+    differentiation, export, tensors without values."""
     present = [each for each in tensors if each is not None]
-    if torch._C._are_functorch_transforms_active() or any(each.is_meta for each in present):
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+        return True
+    if any(each.is_meta or isinstance(each, FakeTensor) for each in present):
         return True
     return any(forward_ad.unpack_dual(each).tangent is not None for each in present) if _dual_level() else False
 
