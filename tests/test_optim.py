@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, InnerProduct, optim
+from hebbian_softmax import HebbianSoftmax, InnerProduct, optim, pending
 from hebbian_softmax import device as hardware
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from tests.interpreter import interpreted, quiet
@@ -131,6 +131,29 @@ def test_ways_to_train(name: str, how: dict[str, Any], device: str) -> None:
     train(expected, plain, range(3), **how)
     assert_same(found, expected, rtol=1e-4, atol=1e-5)
     assert int(found["head"].counts.sum()) == 3 * 8 * how.get("parts", 1)
+
+
+@both
+def test_autograd_sees_the_step(name: str, device: str) -> None:
+    net = model(device)
+    optimizer = PAIRS[name][0](net.parameters(), head=net["head"])
+    weights = [net["net"].weight, net["head"].weight]
+    products = [torch.ones(1, p.shape[1], device=device, requires_grad=True) @ p.mT for p in weights]
+    train(net, optimizer, range(1))
+    for product in products:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_folded_activations_follow_the_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums are no longer activations, and are written as such."""
+    monkeypatch.setattr(pending, "_FOLD_ROWS", 10)
+    monkeypatch.setattr(pending, "_FOLD_ROWS_ON_CUDA", 10)
+    found, one_pass, expected, plain = two_ways("adam", device)
+    train(found, one_pass, range(3), parts=3)
+    train(expected, plain, range(3), parts=3)
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+    assert int(found["head"].counts.sum()) == 3 * 8 * 3
 
 
 def test_memorizing_false_steps_and_counts(device: str) -> None:

@@ -119,7 +119,7 @@ def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None
     compare(head, [[Activations(torch.randn(5, 2, device=device), last)]])
 
 
-@pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off"])
+@pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off", "ignore", "reset"])
 def test_what_was_seen_while_copying_holds_at_the_step(
     between: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +143,10 @@ def test_what_was_seen_while_copying_holds_at_the_step(
                 h.zero_()
             elif between == "off":
                 head.center = not head.center
+            elif between == "ignore":
+                head.ignore_index = int(call.targets[0])
+            elif between == "reset":
+                head.running.reset()
             optimizer.step()
             optimizer.zero_grad()
     for name, expected in plain.state_dict().items():
