@@ -212,6 +212,19 @@ def test_a_loaded_state_may_have_another_layout(name: str, device: str) -> None:
     assert_same(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_in_another_layout(device: str) -> None:
+    found, one_pass, expected, plain = two_ways("adam", device)
+    for net, optimizer in ((found, one_pass), (expected, plain)):
+        for number in range(2):
+            x, y = batch(number, device)
+            optimizer.zero_grad()
+            net["head"].loss(net["net"](x), y).backward()
+            for parameter in (net["net"].weight, net["head"].weight):
+                parameter.grad = parameter.grad.mT.contiguous().mT
+            optimizer.step()
+    assert_same(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_state_that_asks_for_more_is_refused() -> None:
     for kind, other in (
         (OnePassRMSprop, torch.optim.RMSprop(nn.Linear(2, 2).parameters(), momentum=0.9)),

@@ -74,6 +74,16 @@ def alike(counts: Tensor, n: Tensor) -> Tensor:
     return torch.tensor(0.3, device=counts.device).expand_as(counts)
 
 
+class Halved(PaperRate):
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        return super().__call__(counts, n) / 2
+
+
+class Doubled(Euclidean):
+    def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        return 2 * h
+
+
 OPTIONS: dict[str, dict[str, object]] = {
     "default": {},
     "literal": {"scale": 1.0, "center": False},
@@ -88,6 +98,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "inverse, limited": {"rate": InverseCountRate(5)},
     "callable": {"rate": scaled},
     "callable, expanded": {"rate": alike},
+    "paper's, changed": {"rate": Halved(0.2, 6)},
     "never": {"limit": 0},
     "ignore a class": {"ignore_index": 2},
 }
@@ -202,6 +213,15 @@ def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later(device: st
     assert head.running.batches.tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("batches", [98, 99, 100, 500])
+def test_running_values_forget(batches: int, device: str) -> None:
+    head = head_of(device)
+    head.counts[2:9] = 3
+    head.running.batches.fill_(batches)
+    head.running.norms.fill_(2.0)
+    compare(head, [[batch(device, 20)] for _ in range(3)])
+
+
 @pytest.mark.parametrize("features", [1, 8, 300])
 def test_widths(features: int, device: str) -> None:
     head = HebbianSoftmax(features, 5, gamma=0.2, limit=6, device=device)
@@ -279,12 +299,14 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
     "change",
     [
         {"dtype": torch.float64},
+        {"in_features": 16_385},
         {"objective": "svm"},
+        {"objective": Doubled()},
         {"objective": lambda h, rows, classes, weight: h},
     ],
 )
 def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
-    head = HebbianSoftmax(4, 5, gamma=0.2, limit=6, **change)
+    head = HebbianSoftmax(**({"in_features": 4, "num_classes": 5, "gamma": 0.2, "limit": 6} | change))
     assert not hardware.suits(head, head.weight)
     assert not device_write.applies(head, [], head.weight)
 
