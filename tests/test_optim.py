@@ -306,6 +306,29 @@ def test_constructing_with_a_head_attaches(device: str) -> None:
     assert copied.head is None
 
 
+class Shrinking(OnePassRMSprop):
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            torch._foreach_mul_([parameter.detach() for parameter in group["params"]], 0.5)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_the_write_comes_after_the_whole_step_of_a_subclass(
+    hooked: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnePassRMSprop, "step", optim._OnePass.step)  # as before there was a first instance
+    if hooked:
+        OnePassRMSprop([torch.zeros(1)])  # whose step runs hooks itself
+    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, scale=1.0, center=False, device=device)
+    optimizer = Shrinking(head.parameters(), head=head)
+    h = torch.randn(1, FEATURES, device=device)
+    head.loss(h, torch.tensor([3], device=device)).backward()
+    optimizer.step()
+    assert torch.equal(head.weight[3], h[0])
+    assert int(head.counts[3]) == 1
+
+
 def test_errors() -> None:
     head = HebbianSoftmax(4, 5, gamma=0.3, limit=7)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):

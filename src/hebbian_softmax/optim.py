@@ -9,6 +9,7 @@ Without a GPU or Triton, and for small parameters, the steps are torch's own; th
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -51,6 +52,8 @@ class _OnePass(torch.optim.Optimizer, ABC):
             check_number(name, defaults[name], 0)
         super().__init__(params, defaults)
         self._rows = RowStep()
+        # What a subclass does after the step comes before the write, which then cannot be a part of the step.
+        self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(_OnePass.step)
         if head is None:
             return
         if is_sharded(head.weight):
@@ -115,7 +118,7 @@ class _OnePass(torch.optim.Optimizer, ABC):
         """The head's weight, where its step and the rule's write can be one; else the write follows the step."""
         head = self.head
         attachment = head._attachment if head is not None else None
-        if head is None or attachment is None or attachment.group() is not None:
+        if head is None or attachment is None or attachment.group() is not None or not self._whole_step:
             return None
         weight = attachment.weight
         return weight if device.on_gpu(weight) and device.suits(head, weight) else None
