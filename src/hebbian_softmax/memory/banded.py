@@ -1,0 +1,110 @@
+r"""The cache of a whole sequence as a banded matrix product.
+
+Position t attends to the n positions before it, a band below the diagonal of :math:`H H^\top`. The band is worked through
+in tiles. Of each only two numbers a row and an inverse temperature are kept, the running log-sum-exp over all of its
+entries and over those that hold the row's target:
+
+.. math::
+    \log p_c(y_t \mid h_t) = \log \sum_{i:\, y_i = y_t} e^{\theta h_t^\top h_i} - \log \sum_i e^{\theta h_t^\top h_i},
+    \qquad t - n \le i < t
+
+Windows of several sizes :math:`n_1 < n_2 < \dots` are nested: the band is cut into rings of lags
+:math:`(n_{l-1}, n_l]`, whose sums add up. A sweep over sizes so costs as much as its largest size, and one over θ needs
+no further products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.memory.checks import wide_dtype
+from hebbian_softmax.memory.history import Timeline
+
+
+class RunningLogSumExp:
+    """log Σ exp(θ s) over the last dimension of scores that come in tiles, for several θ.
+
+    It shifts by the largest score so far: nothing overflows, and -inf is left only where every score was -inf.
+    """
+
+    def __init__(self, rows: Sequence[int], thetas: Sequence[float], like: Tensor) -> None:
+        self.thetas = thetas
+        self.highest = like.new_full(tuple(rows), -torch.inf)
+        self.sums = like.new_zeros(len(thetas), *rows)
+
+    def add(self, scores: Tensor) -> None:
+        highest = torch.maximum(self.highest, scores.amax(-1))
+        shift = torch.where(highest == -torch.inf, 0, highest)
+        for sums, theta in zip(self.sums, self.thetas, strict=True):
+            terms = torch.add((-theta * shift).unsqueeze(-1), scores, alpha=theta).exp_()
+            sums.mul_((theta * (self.highest - shift)).exp_()).add_(terms.sum(-1))
+        self.highest = highest
+
+    def value(self) -> Tensor:
+        """(len(thetas), *rows)."""
+        theta = self.highest.new_tensor(self.thetas).view(-1, *[1] * self.highest.dim())
+        return theta * self.highest + self.sums.log()
+
+
+def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
+    """Inner products (B, q, k) in at least float32; bfloat16 and float16 are multiplied as they are where that is exact."""
+    dtype = wide_dtype(queries)
+    if queries.dtype != dtype and queries.is_cuda:
+        return torch.bmm(queries, keys.mT, out_dtype=dtype)
+    return torch.bmm(queries.to(dtype), keys.to(dtype).mT)
+
+
+def banded_log_prob(
+    timeline: Timeline, thetas: Sequence[float], sizes: Sequence[int], block: int | None, workspace: int
+) -> Tensor:
+    """log p_c of the targets (len(thetas), len(sizes), B, T): -inf where not in the window, NaN where that is empty."""
+    whole = timeline.keys(timeline.start, timeline.end)
+    streams, length, _ = whole.shape
+    order = sorted(set(sizes))
+    result = whole.new_empty(len(thetas), len(sizes), streams, length, dtype=wide_dtype(whole))
+    where = [order.index(size) for size in sizes]
+    rows, columns = tile_shape(streams, order[-1], block, workspace, result.element_size())
+    for first in range(timeline.start, timeline.end, rows):
+        last = min(first + rows, timeline.end)
+        found = _block(timeline, first, last, thetas, order, columns, result)
+        result[..., first - timeline.start : last - timeline.start] = found[:, where]
+    return result
+
+
+def tile_shape(streams: int, size: int, block: int | None, workspace: int, itemsize: int) -> tuple[int, int]:
+    """Rows and columns of a tile; it is held about four times over: scores, matches, terms, masks."""
+    elements = max(1, workspace // (4 * streams * itemsize + 16))
+    rows = block or max(1, min(int(elements**0.5), max(64, size // 4)))
+    return rows, max(1, elements // rows)
+
+
+def _block(
+    timeline: Timeline, first: int, last: int, thetas: Sequence[float], sizes: list[int], columns: int, like: Tensor
+) -> Tensor:
+    """(len(thetas), len(sizes), B, last - first) for the queries first … last - 1."""
+    queries, targets = timeline.keys(first, last), timeline.labels(first, last)
+    rows = queries.shape[0], last - first
+    every = like.new_full((len(thetas), *rows), -torch.inf)
+    match = every.clone()
+    found = []
+    near = 0
+    for far in sizes:
+        ring = RunningLogSumExp(rows, thetas, like), RunningLogSumExp(rows, thetas, like)
+        end = max(0, last - 1 - near)  # the newest key that any of the queries reaches, and one
+        for low in range(max(0, first - far), end, columns):
+            high = min(low + columns, end)
+            scores = scores_of(queries, timeline.keys(low, high))
+            if first - (high - 1) <= near or last - 1 - low > far:
+                t = torch.arange(first, last, device=scores.device).unsqueeze(1)
+                lag = t - torch.arange(low, high, device=scores.device)
+                scores.masked_fill_((lag <= near) | (lag > far), -torch.inf)
+            ring[0].add(scores)
+            other = targets.unsqueeze(2) != timeline.labels(low, high).unsqueeze(1)
+            ring[1].add(scores.masked_fill_(other, -torch.inf))
+        every, match = torch.logaddexp(every, ring[0].value()), torch.logaddexp(match, ring[1].value())
+        found.append((match - every).clamp_max(0))  # rounding aside; -inf - -inf = NaN where there is no window
+        near = far
+    return torch.stack(found, 1)

@@ -1,0 +1,159 @@
+"""NeuralCache: the last n activations and what followed them (the paper's equation 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.checks import check_integer
+from hebbian_softmax.memory import checks
+from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, scores_of
+from hebbian_softmax.memory.history import History, Timeline
+
+
+class NeuralCache:
+    r"""Words that followed similar activations in the last n steps (Grave et al. 2016; the paper's equation 1).
+
+    .. math::
+        p_c(w \mid h_t) \propto \sum_{i = t - n}^{t - 1} e^{\theta\, h_t^\top h_i} \, \mathbb{I}\{y_i = w\}
+
+    It is used from the first stored entry on. While nothing is stored it has no distribution: probabilities are NaN
+    (0/0), and :func:`~hebbian_softmax.memory.mix` then leaves the model's own. A class that is not in the cache has
+    log-probability -inf.
+
+    Activations are (d,), (T, d) for one stream or (B, T, d) for B independent streams, and targets the same without
+    the last dimension. Products and sums use at least float32.
+
+    Args:
+        size: n, how many entries each stream keeps.
+        theta: θ, the inverse temperature, above 0.
+
+    >>> cache = NeuralCache(size=2000, theta=0.3)
+    >>> h, targets = torch.randn(5, 8), torch.tensor([3, 1, 3, 3, 7])
+    >>> log_prob = cache.sequence_log_prob(h, targets)  # each position sees those before it
+    >>> log_prob.isnan().tolist(), log_prob.isinf().tolist()
+    ([True, False, False, False, False], [False, True, False, False, True])
+    >>> len(cache)
+    5
+    """
+
+    def __init__(self, size: int, theta: float) -> None:
+        self.size = check_integer("size", size, 1)
+        self.theta = checks.check_positive("theta", theta)
+        self._history = History(self.size)
+
+    def __len__(self) -> int:
+        """Entries stored in each stream."""
+        return len(self._history)
+
+    def __repr__(self) -> str:
+        return f"NeuralCache(size={self.size}, theta={self.theta:g})"
+
+    def observe(self, h: Tensor, targets: Tensor) -> None:
+        """Store activations and the classes that followed them, oldest first."""
+        streams, labels = self._checked(h, targets)
+        self._history.append(streams, labels)
+
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, targets: Tensor, *, workspace: int | None = None) -> Tensor:
+        """log p_c(target | h) given what is stored now, the same for every position of ``h``."""
+        streams, labels = self._checked(h, targets)
+        keys, stored = self._history.window(streams)
+        parts = []
+        rows, columns = self._tile(streams, workspace)
+        for queries, wanted in zip(streams.split(rows, 1), labels.split(rows, 1), strict=True):
+            like = queries.new_empty(0, dtype=checks.wide_dtype(h))
+            every, match = (RunningLogSumExp(wanted.shape, [self.theta], like) for _ in range(2))
+            for near, classes in zip(keys.split(columns, 1), stored.split(columns, 1), strict=True):
+                if near.shape[1]:
+                    scores = scores_of(queries, near)
+                    every.add(scores)
+                    match.add(scores.masked_fill_(wanted.unsqueeze(2) != classes.unsqueeze(1), -torch.inf))
+            parts.append((match.value() - every.value())[0].clamp_max(0))
+        return torch.cat(parts, 1).reshape(targets.shape)
+
+    @torch.no_grad()
+    def probabilities(self, h: Tensor, num_classes: int) -> Tensor:
+        """p_c(· | h) given what is stored now, (..., num_classes)."""
+        num_classes = check_integer("num_classes", num_classes, 1)
+        streams = checks.check_activations(h)
+        self._history.check(streams)
+        keys, stored = self._history.window(streams)
+        checks.check_classes("the stored targets, with num_classes", stored, num_classes)
+        result = streams.new_zeros(*streams.shape[:2], num_classes, dtype=checks.wide_dtype(h))
+        if len(self) == 0:
+            return result.fill_(torch.nan).reshape(*h.shape[:-1], num_classes)
+        rows = max(1, self._tile(streams, None)[0] * self._tile(streams, None)[1] // len(self))
+        for queries, part in zip(streams.split(rows, 1), result.split(rows, 1), strict=True):
+            attention = scores_of(queries, keys).mul_(self.theta).softmax(-1)
+            part.scatter_add_(2, stored.unsqueeze(1).expand(attention.shape), attention)
+        return result.reshape(*h.shape[:-1], num_classes)
+
+    @torch.no_grad()
+    def sequence_log_prob(
+        self,
+        h: Tensor,
+        targets: Tensor,
+        *,
+        thetas: Sequence[float] | None = None,
+        sizes: Sequence[int] | None = None,
+        block: int | None = None,
+        workspace: int | None = None,
+    ) -> Tensor:
+        """log p_c of each target given the n positions before it: ``log_prob``, then ``observe``, one by one.
+
+        It goes on from what is stored, and stores the sequence.
+
+        Args:
+            thetas: several θ at once, from the same products; the result then is (len(thetas), ...).
+            sizes: several n, each at most ``size``; the result then is (..., len(sizes), *targets.shape).
+            block: positions handled together; speed and memory depend on it, the result does not.
+            workspace: bytes that may be held besides inputs and results (about: at least one column of a block is);
+                by default 16 MiB on a CPU and 1 GiB on a GPU.
+
+        >>> cache = NeuralCache(size=100, theta=0.3)
+        >>> h, targets = torch.randn(50, 8), torch.randint(10, (50,))
+        >>> cache.sequence_log_prob(h, targets, thetas=[0.1, 0.2, 0.3], sizes=[10, 100]).shape
+        torch.Size([3, 2, 50])
+        """
+        streams, labels = self._checked(h, targets)
+        chosen = [self.theta] if thetas is None else checks.check_list("thetas", thetas)
+        chosen = [checks.check_positive("thetas", theta) for theta in chosen]
+        windows = [self.size] if sizes is None else checks.check_list("sizes", sizes)
+        windows = [check_integer("sizes", size, 1) for size in windows]
+        if max(windows) > self.size:
+            raise ValueError(f"sizes must be at most the cache's size, {self.size}, got {max(windows)}")
+        block = None if block is None else check_integer("block", block, 1)
+        workspace = checks.check_workspace(workspace, h.device)
+        timeline = Timeline(self._history.window(streams), (streams, labels))
+        found = banded_log_prob(timeline, chosen, windows, block, workspace)
+        self._history.append(streams, labels)
+        found = found.reshape(*found.shape[:2], *targets.shape)
+        if sizes is None:
+            found = found.squeeze(1)
+        return found.squeeze(0) if thetas is None else found
+
+    def reset(self) -> None:
+        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
+        self._history.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._history.load_state_dict(state)
+
+    def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        streams, labels = checks.check_pair(h, targets)
+        self._history.check(streams)
+        return streams, labels
+
+    def _tile(self, streams: Tensor, workspace: int | None) -> tuple[int, int]:
+        itemsize = checks.wide_dtype(streams).itemsize
+        elements = checks.check_workspace(workspace, streams.device) // (4 * streams.shape[0] * itemsize + 16)
+        columns = max(1, min(len(self), elements))
+        return max(1, elements // columns), columns

@@ -1,0 +1,97 @@
+"""What the memories accept. Every check names the argument, what it was and what it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.checks import check_integer, check_number
+
+
+def wide_dtype(h: Tensor) -> torch.dtype:
+    """What products and sums are taken in: at least float32."""
+    return torch.promote_types(h.dtype, torch.float32)
+
+
+def check_positive(name: str, value: Any) -> float:
+    number = check_number(name, value, 0)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    return number
+
+
+def check_workspace(workspace: Any, device: torch.device) -> int:
+    """Bytes; by default 16 MiB on a CPU, where tiles should stay in its caches, and 1 GiB elsewhere."""
+    if workspace is None:
+        return 2**24 if device.type == "cpu" else 2**30
+    return check_integer("workspace", workspace, 1)
+
+
+def check_list(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
+        raise ValueError(f"{name} must be a list of at least one value, got {values!r}")
+    return list(values)
+
+
+def check_activations(h: Any) -> Tensor:
+    """Activations (d,), (T, d) or (B, T, d) whose inner products are finite; returns (B, T, d).
+
+    The values are looked at on every device: it costs one wait, and what is stored is read again n times.
+    """
+    if not isinstance(h, Tensor):
+        raise TypeError(f"h must be a tensor, got {type(h).__name__}")
+    if not h.is_floating_point():
+        raise TypeError(f"h must be floating point, got {h.dtype}")
+    if h.dim() not in (1, 2, 3) or h.shape[-1] == 0:
+        raise ValueError(f"h must have shape (d,), (T, d) or (streams, T, d), got {tuple(h.shape)}")
+    if h.numel():
+        low, high = h.aminmax()
+        largest = float(torch.maximum(-low, high))
+        if not math.isfinite(largest):
+            raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")
+        # A tenth of a thousandth of the range is left for the inverse temperature and for differences.
+        if largest**2 * h.shape[-1] > torch.finfo(wide_dtype(h)).max * 1e-4:
+            raise ValueError(f"h must have finite inner products in {wide_dtype(h)}, got values up to {largest:g}")
+    return h.detach().reshape((1,) * (3 - h.dim()) + tuple(h.shape))
+
+
+def check_pair(h: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    """Activations (..., d) and their classes (...), as (B, T, d) and int64 (B, T)."""
+    streams = check_activations(h)
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"targets must be a tensor, got {type(targets).__name__}")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(f"targets must be class indices of an integer dtype, got {targets.dtype}")
+    if targets.shape != h.shape[:-1]:
+        raise ValueError(f"targets must have shape {tuple(h.shape[:-1])} to go with h, got {tuple(targets.shape)}")
+    if targets.device != h.device:
+        raise ValueError(f"targets must be on the device of h, {h.device}, got {targets.device}")
+    if targets.numel() and int(targets.min()) < 0:
+        raise ValueError(f"targets must be at least 0, got {int(targets.min())}")
+    return streams, targets.long().reshape(streams.shape[:-1])
+
+
+def check_classes(name: str, labels: Tensor, num_classes: int) -> None:
+    if labels.numel() and int(labels.max()) >= num_classes:
+        raise ValueError(f"{name} must be in [0, {num_classes - 1}], got {int(labels.max())}")
+
+
+def check_layer(h: Tensor, weight: Any, bias: Any) -> None:
+    """An output layer (V, d) and (V,) that goes with activations (..., d)."""
+    for name, value in (("weight", weight), ("bias", bias)):
+        if name == "bias" and value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+        if value.dtype != h.dtype:
+            raise TypeError(f"{name} must have the dtype of h, {h.dtype}, got {value.dtype}")
+        if value.device != h.device:
+            raise ValueError(f"{name} must be on the device of h, {h.device}, got {value.device}")
+    if weight.dim() != 2 or weight.shape[1] != h.shape[-1]:
+        raise ValueError(f"weight must have shape (classes, {h.shape[-1]}), got {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")

@@ -1,0 +1,117 @@
+"""The last n activations of each stream and their classes: what every memory here stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class History:
+    """A window over the last ``capacity`` pairs of each stream, oldest first.
+
+    The buffer has room for twice the window, which moves back to its start when the room is used up: storing one
+    activation costs O(1) on average, and the window is always one slice.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.reset()
+
+    def reset(self) -> None:
+        self._keys: Tensor | None = None
+        self._labels: Tensor | None = None
+        self._start = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def check(self, h: Tensor) -> None:
+        """That activations (B, T, d) go with those stored."""
+        if self._keys is None:
+            return
+        streams, _, features = self._keys.shape
+        if h.shape[2] != features:
+            raise ValueError(f"h must have {features} features, as those stored, got {h.shape[2]}")
+        if h.shape[0] != streams:
+            raise ValueError(f"h must have {streams} streams, as those stored, got {h.shape[0]}")
+        if h.dtype != self._keys.dtype:
+            raise TypeError(f"h must have the dtype of those stored, {self._keys.dtype}, got {h.dtype}")
+        if h.device != self._keys.device:
+            raise ValueError(f"h must be on the device of those stored, {self._keys.device}, got {h.device}")
+
+    def window(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (B, m, d) and labels (B, m) stored; ``h`` (B, T, d) gives the kind where nothing is."""
+        if self._keys is None or self._labels is None:
+            return h[:, :0], torch.empty(h.shape[0], 0, dtype=torch.int64, device=h.device)
+        return self._keys[:, self._start : self._end], self._labels[:, self._start : self._end]
+
+    @torch.no_grad()
+    def append(self, h: Tensor, labels: Tensor) -> None:
+        h, labels = h[:, -self.capacity :], labels[:, -self.capacity :]
+        new = h.shape[1]
+        if new == 0:
+            return
+        self._make_room(h, new)
+        assert self._keys is not None
+        assert self._labels is not None
+        self._keys[:, self._end : self._end + new] = h
+        self._labels[:, self._end : self._end + new] = labels
+        self._end += new
+        self._start = max(self._start, self._end - self.capacity)
+
+    def _make_room(self, h: Tensor, new: int) -> None:
+        keys, labels = self.window(h)
+        if self._keys is not None and self._end + new <= self._keys.shape[1]:
+            return
+        kept = min(len(self), self.capacity - new)
+        keys, labels = keys[:, len(self) - kept :], labels[:, len(self) - kept :]
+        room = min(2 * self.capacity, max(2 * (kept + new), 16))
+        if self._keys is None or self._labels is None or room > self._keys.shape[1]:
+            self._keys, old_keys = h.new_empty(h.shape[0], room, h.shape[2]), keys
+            self._labels, old_labels = labels.new_empty(h.shape[0], room), labels
+        else:
+            old_keys, old_labels = keys.clone(), labels.clone()
+        self._keys[:, :kept], self._labels[:, :kept] = old_keys, old_labels
+        self._start, self._end = 0, kept
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``keys`` (streams, stored, features) and ``labels`` (streams, stored), oldest first."""
+        keys, labels = self.window(torch.empty(0, 0, 0))
+        return {"keys": keys.clone(), "labels": labels.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != {"keys", "labels"}:
+            raise ValueError(f"state must have the keys 'keys' and 'labels', got {sorted(state)}")
+        keys, labels = state["keys"], state["labels"]
+        if keys.dim() != 3 or labels.shape != keys.shape[:2]:
+            shapes = f"{tuple(keys.shape)} and {tuple(labels.shape)}"
+            raise ValueError(f"state must hold keys (streams, stored, d) and labels (streams, stored), got {shapes}")
+        if keys.shape[1] > self.capacity:
+            raise ValueError(f"state must hold at most {self.capacity} entries a stream, got {keys.shape[1]}")
+        self.reset()
+        self.append(keys, labels)
+
+
+class Timeline:
+    """A sequence (B, T, d) after what is stored (B, m, d), addressed as one without being joined in memory."""
+
+    def __init__(self, stored: tuple[Tensor, Tensor], sequence: tuple[Tensor, Tensor]) -> None:
+        self._stored, self._sequence = stored, sequence
+        self.start = stored[0].shape[1]
+        self.end = self.start + sequence[0].shape[1]
+
+    def keys(self, low: int, high: int) -> Tensor:
+        return self._slice(0, low, high)
+
+    def labels(self, low: int, high: int) -> Tensor:
+        return self._slice(1, low, high)
+
+    def _slice(self, which: int, low: int, high: int) -> Tensor:
+        old, new = self._stored[which], self._sequence[which]
+        if low >= self.start:
+            return new[:, low - self.start : high - self.start]
+        if high <= self.start:
+            return old[:, low:high]
+        return torch.cat([old[:, low:], new[:, : high - self.start]], 1)

@@ -1,0 +1,70 @@
+"""The mixture of model, cache and MbPA."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.checks import check_number
+
+
+def mix(
+    model: Tensor,
+    *,
+    cache: Tensor | None = None,
+    cache_weight: float = 0.0,
+    mbpa: Tensor | None = None,
+    mbpa_weight: float = 0.0,
+) -> Tensor:
+    r"""log((1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m), all of them given as log-probabilities.
+
+    Of targets alone or of whole distributions; shapes are broadcast, so that the (θ, n, T) of a sweep goes with the (T,)
+    of the model. Where a memory gives NaN it was empty, and its share is the model's.
+
+    Args:
+        model: log p.
+        cache: log p_c, as of :class:`~hebbian_softmax.NeuralCache`.
+        cache_weight: λ_c.
+        mbpa: log p_m, as of :class:`~hebbian_softmax.MbPA`.
+        mbpa_weight: λ_m.
+
+    >>> p, p_c = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.9, 0.0, torch.nan])
+    >>> mix(p.log(), cache=p_c.log(), cache_weight=0.1).exp()
+    tensor([0.5400, 0.4500, 0.5000])
+    """
+    memories = [("cache", cache, cache_weight), ("mbpa", mbpa, mbpa_weight)]
+    total = sum(check_number(f"{name}_weight", weight, 0, 1) for name, _, weight in memories)
+    if total > 1 + 1e-12:
+        raise ValueError(f"cache_weight + mbpa_weight must be at most 1, got {cache_weight!r} + {mbpa_weight!r}")
+    _check("model", model, model)
+    left = torch.ones_like(model)
+    terms = []
+    for name, log_prob, weight in memories:
+        if log_prob is None:
+            if weight:
+                raise ValueError(f"{name} must be given to go with {name}_weight={weight!r}")
+            continue
+        _check(name, log_prob, model)
+        absent = log_prob.isnan()
+        left = left - torch.where(absent, 0, weight)
+        terms.append(torch.where(absent, -torch.inf, log_prob) + (math.log(weight) if weight else -torch.inf))
+    result = model + left.clamp_min(0).log()
+    for term in terms:
+        result = torch.logaddexp(result, term)
+    return result
+
+
+def _check(name: str, value: Tensor, model: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor of log-probabilities, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {value.dtype}")
+    if value.device != model.device:
+        raise ValueError(f"{name} must be on the device of model, {model.device}, got {value.device}")
+    try:
+        torch.broadcast_shapes(value.shape, model.shape)
+    except RuntimeError:
+        shapes = f"{tuple(model.shape)}, got {tuple(value.shape)}"
+        raise ValueError(f"{name} must have a shape that goes with model's, {shapes}") from None
