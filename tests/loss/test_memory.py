@@ -37,7 +37,8 @@ class Watch(TorchDispatchMode):
         return out
 
 
-WORKSPACE = 250_000
+WORKSPACE = 2_000_000
+"""Several times the vectors of N and V numbers, which would hide what goes beyond it."""
 D = 16
 
 
@@ -50,12 +51,12 @@ def held(case: Case, **options: object) -> int:
     if case.input.dtype == torch.bfloat16:
         results += 4 * max(n, v) * D  # the float32 sums of a gradient in half precision, as documented
         results += 4 * min(n, v) * D
-    return watch.most - results - 8 * 16 * (n + v)
+    return watch.most - results - 8 * 10 * (n + v)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize(("n", "v"), [(100, 200), (3000, 100), (100, 10_000), (700, 3001)])
+@pytest.mark.parametrize(("n", "v"), [(100, 200), (6000, 300), (100, 10_000), (1500, 3001)])
 def test_the_loss_stays_in_its_workspace(dtype, reduction, n, v) -> None:
     case = make(n, D, v, dtype=dtype, bias=True)
     assert n * v * case.input.element_size() > WORKSPACE or n == 100
