@@ -155,4 +155,4 @@ def test_float16_gradients_wait_for_the_loss_scale(workspace) -> None:
     (truth,) = torch.autograd.grad(ours(exact, impl="reference") * 2.0**12, exact.linear_weight)
     rare = torch.ones(5000, dtype=torch.bool)
     rare[case.target] = False
-    assert error(dw[rare], truth[rare]) < 5e-3
+    assert error(dw[rare], truth[rare]) < 1.5e-3
