@@ -49,7 +49,7 @@ def linear_cross_entropy(
             ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
             ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: bytes that may be held besides inputs, results and a few numbers for each row and class; by default
-            128 MiB on a CPU, and on a GPU one and a half times the matrix in float32, within 0.4 … 3.6 GB
+            128 MiB on a CPU, and on a GPU one and a half times the matrix in float32, within 0.45 … 3.6 GB
             (``chunked``: 1 GiB). Apart from it, operands of another layout, or under autocast of another dtype, are
             copied, and a gradient in half precision that is summed over several tiles has a sum in float32.
 
@@ -60,7 +60,7 @@ def linear_cross_entropy(
     """
     options = linear_bias, weight, reduction, ignore_index, label_smoothing, impl, workspace
     if options == _DEFAULTS and checks.is_usual(input, linear_weight, target):
-        if selection.is_tiny(input, linear_weight):
+        if selection.is_tiny(input, linear_weight, workspace):
             return F.cross_entropy(F.linear(input, linear_weight), target)
     else:
         checks.check_options(reduction, ignore_index, label_smoothing)
@@ -105,7 +105,10 @@ def cross_entropy(
     if (
         impl == "auto"
         and copy is None
-        and (selection.is_tiny(input, linear_weight) or selection.needs_reference(input, linear_weight, linear_bias))
+        and (
+            selection.is_tiny(input, linear_weight, workspace)
+            or selection.needs_reference(input, linear_weight, linear_bias)
+        )
     ):
         impl = "reference"
     if impl == "reference":
@@ -168,7 +171,7 @@ def linear_log_prob(
         torch.where(target == ignore_index, -1, target).reshape(-1),
         selection.product_dtype(input),
     )
-    if impl == "reference" or (impl == "auto" and selection.is_tiny(input, linear_weight)):
+    if impl == "reference" or (impl == "auto" and selection.is_tiny(input, linear_weight, workspace)):
         found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
     else:
         engine = selection.engine(impl, problem)

@@ -18,6 +18,8 @@ _WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
 
 _TINY = 2**18
 """Logits up to so many are computed at once: the bookkeeping of tiles would take longer than it saves."""
+_GPU = 2**8
+"""How many times more on a GPU, where the launches of the kernels take longer than such logits."""
 
 
 def default_workspace(engine: Engine, problem: Problem) -> int:
@@ -64,8 +66,12 @@ def _dual_level() -> bool:
     return forward_ad._current_level >= 0
 
 
-def is_tiny(input: Tensor, linear_weight: Tensor) -> bool:
-    return input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0] <= _TINY
+def is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
+    """Whether all logits at once are faster, and fit: plain torch holds about three times their number."""
+    logits = input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0]
+    if input.is_cuda:
+        return logits <= _TINY * _GPU and (workspace is None or 3 * logits * input.element_size() <= workspace)
+    return logits <= _TINY
 
 
 def engine(impl: str, problem: Problem) -> Engine:
