@@ -4,6 +4,7 @@ from hebbian_softmax.attachment import Attachment
 from hebbian_softmax.distributed import prepare_fsdp
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.loss import linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax.memory import MbPA, NeuralCache
 from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftmax
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
@@ -19,6 +20,8 @@ __all__ = [
     "InclusiveRate",
     "InnerProduct",
     "InverseCountRate",
+    "MbPA",
+    "NeuralCache",
     "OnePassAdam",
     "OnePassRMSprop",
     "PaperRate",

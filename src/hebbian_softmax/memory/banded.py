@@ -25,28 +25,15 @@ from hebbian_softmax.memory.history import Timeline
 
 
 class RunningLogSumExp:
-    """log Σ exp(θ s) over the last dimension of scores that come in tiles, for several θ.
-
-    It shifts by the largest score so far: nothing overflows, and -inf is left only where every score was -inf.
-    """
+    """log Σ exp(θ s) over the last dimension of scores that come in tiles, for several θ; -inf where all were."""
 
     def __init__(self, rows: Sequence[int], thetas: Sequence[float], like: Tensor) -> None:
         self.thetas = thetas
-        self.highest = like.new_full(tuple(rows), -torch.inf)
-        self.sums = like.new_zeros(len(thetas), *rows)
+        self.value = like.new_full((len(thetas), *rows), -torch.inf)
 
     def add(self, scores: Tensor) -> None:
-        highest = torch.maximum(self.highest, scores.amax(-1))
-        shift = torch.where(highest == -torch.inf, 0, highest)
-        for sums, theta in zip(self.sums, self.thetas, strict=True):
-            terms = torch.add((-theta * shift).unsqueeze(-1), scores, alpha=theta).exp_()
-            sums.mul_((theta * (self.highest - shift)).exp_()).add_(terms.sum(-1))
-        self.highest = highest
-
-    def value(self) -> Tensor:
-        """(len(thetas), *rows)."""
-        theta = self.highest.new_tensor(self.thetas).view(-1, *[1] * self.highest.dim())
-        return theta * self.highest + self.sums.log()
+        for value, theta in zip(self.value, self.thetas, strict=True):
+            torch.logaddexp(value, (scores * theta).logsumexp(-1), out=value)
 
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
@@ -104,7 +91,7 @@ def _block(
             ring[0].add(scores)
             other = targets.unsqueeze(2) != timeline.labels(low, high).unsqueeze(1)
             ring[1].add(scores.masked_fill_(other, -torch.inf))
-        every, match = torch.logaddexp(every, ring[0].value()), torch.logaddexp(match, ring[1].value())
+        every, match = torch.logaddexp(every, ring[0].value), torch.logaddexp(match, ring[1].value)
         found.append((match - every).clamp_max(0))  # rounding aside; -inf - -inf = NaN where there is no window
         near = far
     return torch.stack(found, 1)

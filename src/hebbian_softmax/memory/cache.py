@@ -72,7 +72,7 @@ class NeuralCache:
                     scores = scores_of(queries, near)
                     every.add(scores)
                     match.add(scores.masked_fill_(wanted.unsqueeze(2) != classes.unsqueeze(1), -torch.inf))
-            parts.append((match.value() - every.value())[0].clamp_max(0))
+            parts.append((match.value - every.value)[0].clamp_max(0))
         return torch.cat(parts, 1).reshape(targets.shape)
 
     @torch.no_grad()
@@ -112,7 +112,7 @@ class NeuralCache:
             sizes: several n, each at most ``size``; the result then is (..., len(sizes), *targets.shape).
             block: positions handled together; speed and memory depend on it, the result does not.
             workspace: bytes that may be held besides inputs and results (about: at least one column of a block is);
-                by default 16 MiB on a CPU and 1 GiB on a GPU.
+                by default 32 MiB on a CPU and 1 GiB on a GPU.
 
         >>> cache = NeuralCache(size=100, theta=0.3)
         >>> h, targets = torch.randn(50, 8), torch.randint(10, (50,))

@@ -25,9 +25,9 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_workspace(workspace: Any, device: torch.device) -> int:
-    """Bytes; by default 16 MiB on a CPU, where tiles should stay in its caches, and 1 GiB elsewhere."""
+    """Bytes; by default 32 MiB on a CPU, where tiles should stay in its caches, and 1 GiB elsewhere."""
     if workspace is None:
-        return 2**24 if device.type == "cpu" else 2**30
+        return 2**25 if device.type == "cpu" else 2**30
     return check_integer("workspace", workspace, 1)
 
 

@@ -1,0 +1,261 @@
+"""MbPA: an output layer adapted to each query by what is stored around it, then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.checks import check_integer, check_number
+from hebbian_softmax.loss import linear_log_prob
+from hebbian_softmax.memory import checks
+from hebbian_softmax.memory.adaptation import Layer, Neighbours, one_step, several_steps
+from hebbian_softmax.memory.history import History, Timeline
+from hebbian_softmax.memory.neighbours import faiss_nearest, nearest
+
+
+class MbPA:
+    r"""Memory-based parameter adaptation (Sprechmann et al. 2018) of an output layer θ = (weight, bias).
+
+    For a query h the K nearest of the last n stored (h_k, y_k), weighted :math:`w_k \propto 1 / (\epsilon + \|h_k -
+    h\|^2)`, :math:`\sum_k w_k = 1`, give
+
+    .. math::
+        \tilde\theta \leftarrow \tilde\theta + \alpha \nabla \Bigl[ \sum_k w_k \log p(y_k \mid h_k, \tilde\theta)
+        - \tfrac\beta2 \|\tilde\theta - \theta\|^2 \Bigr]
+
+    starting from θ, ``steps`` times; p(· | h, θ̃) is the answer and θ̃ is thrown away. θ is never copied: one step is a
+    change of the logits of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} -
+    p_k(v))`, taken for many queries at once as a matrix product (:mod:`hebbian_softmax.memory.adaptation`). The
+    L2 term is zero at the first step. Each further step costs new softmaxes of the K neighbours for each query: two
+    steps take about 4K²V operations a query. Where nothing is stored, θ̃ = θ.
+
+    Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`; ``weight`` (V, d) and ``bias`` (V,) have the
+    dtype of the activations. Below float32 the layer is widened, once a call.
+
+    Args:
+        memory_size: n, how many entries each stream keeps.
+        neighbours: K; all entries are used while there are fewer.
+        steps: gradient steps.
+        learning_rate: α.
+        l2: β.
+        epsilon: ε of the kernel.
+        search: ``exact``, on the device; or ``faiss``, on the CPU, for large memories (not for sequences).
+
+    >>> mbpa = MbPA(memory_size=1000, neighbours=16, steps=1, learning_rate=0.3, l2=0.5)
+    >>> head = torch.nn.Linear(8, 50)
+    >>> h, targets = torch.randn(40, 8), torch.randint(50, (40,))
+    >>> mbpa.sequence_log_prob(h, targets, head.weight, head.bias).shape
+    torch.Size([40])
+    >>> mbpa.probabilities(h[:2], head.weight, head.bias).shape
+    torch.Size([2, 50])
+    """
+
+    def __init__(
+        self,
+        memory_size: int,
+        neighbours: int,
+        steps: int = 1,
+        learning_rate: float = 0.3,
+        l2: float = 0.5,
+        *,
+        epsilon: float = 1e-3,
+        search: str = "exact",
+    ) -> None:
+        self.memory_size = check_integer("memory_size", memory_size, 1)
+        self.neighbours = check_integer("neighbours", neighbours, 1)
+        if self.memory_size < self.neighbours:
+            raise ValueError(f"memory_size must be at least neighbours, {neighbours}, got {memory_size}")
+        self.steps = check_integer("steps", steps, 1)
+        self.learning_rate = checks.check_positive("learning_rate", learning_rate)
+        self.l2 = check_number("l2", l2, 0, torch.finfo(torch.float32).max)
+        self.epsilon = checks.check_positive("epsilon", epsilon)
+        if search not in ("exact", "faiss"):
+            raise ValueError(f'search must be "exact" or "faiss", got {search!r}')
+        self.search = search
+        self._history = History(self.memory_size)
+
+    def __len__(self) -> int:
+        """Entries stored in each stream."""
+        return len(self._history)
+
+    def __repr__(self) -> str:
+        return (
+            f"MbPA(memory_size={self.memory_size}, neighbours={self.neighbours}, steps={self.steps}, "
+            f"learning_rate={self.learning_rate:g}, l2={self.l2:g})"
+        )
+
+    def observe(self, h: Tensor, targets: Tensor) -> None:
+        """Store activations and the classes that followed them, oldest first."""
+        self._history.append(*self._checked(h, targets))
+
+    @torch.no_grad()
+    def log_prob(
+        self, h: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
+    ) -> Tensor:
+        """log p(target | h, θ̃) given what is stored now, the same for every position of ``h``."""
+        streams, labels = self._checked(h, targets)
+        layer = self._layer(streams, labels, weight, bias)
+        room = checks.check_workspace(workspace, h.device)
+        result = torch.empty(labels.shape, dtype=layer.weight.dtype, device=h.device)
+        for stream, low, near in self._adapted_to_window(streams, layer, room):
+            high = low + near.queries.shape[0]
+            result[stream, low:high] = self._target_log_prob(layer, near, labels[stream, low:high], room)
+        return result.reshape(targets.shape)
+
+    @torch.no_grad()
+    def probabilities(
+        self, h: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
+    ) -> Tensor:
+        """p(· | h, θ̃) given what is stored now, (..., V)."""
+        streams = checks.check_activations(h)
+        self._history.check(streams)
+        layer = self._layer(streams, None, weight, bias)
+        room = checks.check_workspace(workspace, h.device)
+        result = layer.weight.new_empty(*streams.shape[:2], layer.classes)
+        for stream, low, near in self._adapted_to_window(streams, layer, room):
+            rows = result[stream, low : low + near.queries.shape[0]]
+            for part, tile, logits in self._logits(layer, near, room):
+                rows[part, tile.start : tile.stop] = logits
+        return result.softmax(-1).reshape(*h.shape[:-1], layer.classes)
+
+    @torch.no_grad()
+    def sequence_log_prob(
+        self,
+        h: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        block: int | None = None,
+        workspace: int | None = None,
+    ) -> Tensor:
+        """log p(target | h, θ̃) of each position given the n before it: ``log_prob``, then ``observe``, one by one.
+
+        It goes on from what is stored, and stores the sequence. ``block`` positions are handled together: speed and
+        memory depend on it, the result does not. ``workspace`` is in bytes, as in ``NeuralCache``.
+        """
+        if self.search != "exact":
+            raise ValueError(f'search must be "exact" for a sequence, whose memory slides, got {self.search!r}')
+        streams, labels = self._checked(h, targets)
+        layer = self._layer(streams, labels, weight, bias)
+        block = None if block is None else check_integer("block", block, 1)
+        room = checks.check_workspace(workspace, h.device)
+        rows = block or self._rows(layer, self.memory_size, room)
+        result = torch.empty(labels.shape, dtype=layer.weight.dtype, device=h.device)
+        past, past_labels = self._history.window(streams)
+        for stream in range(streams.shape[0]):
+            sequence = streams[stream, None], labels[stream, None]
+            timeline = Timeline((past[stream, None], past_labels[stream, None]), sequence)
+            sizes = self._normalisers(past[stream], layer, room), self._normalisers(streams[stream], layer, room)
+            normalisers = torch.cat(sizes)
+            for first in range(timeline.start, timeline.end, rows):
+                last = min(first + rows, timeline.end)
+                low = max(0, first - self.memory_size)
+                keys = timeline.keys(low, last)[0].to(layer.weight.dtype)
+                queries, keys = keys[first - low :], keys[: last - 1 - low]
+                near = self._weighted(
+                    queries,
+                    keys,
+                    timeline.labels(low, last - 1)[0],
+                    normalisers[low : last - 1],
+                    *nearest(queries, keys, self.neighbours, (first - low, self.memory_size)),
+                )
+                found = self._target_log_prob(layer, near, timeline.labels(first, last)[0], room)
+                result[stream, first - timeline.start : last - timeline.start] = found
+        self._history.append(streams, labels)
+        return result.reshape(targets.shape)
+
+    def reset(self) -> None:
+        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
+        self._history.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._history.load_state_dict(state)
+
+    def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        streams, labels = checks.check_pair(h, targets)
+        self._history.check(streams)
+        return streams, labels
+
+    def _layer(self, streams: Tensor, labels: Tensor | None, weight: Tensor, bias: Tensor | None) -> Layer:
+        checks.check_layer(streams, weight, bias)
+        if labels is not None:
+            checks.check_classes("targets", labels, weight.shape[0])
+        checks.check_classes("the stored targets, with weight", self._history.window(streams)[1], weight.shape[0])
+        dtype = checks.wide_dtype(streams)
+        return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+
+    def _rows(self, layer: Layer, keys: int, room: int) -> int:
+        """Queries at a time: distances, their order and the change of the logits take Q × (n + Q) each."""
+        elements = room // (8 * layer.weight.element_size())
+        return max(1, min(elements // max(keys, 1), int(elements**0.5)))
+
+    def _normalisers(self, h: Tensor, layer: Layer, room: int) -> Tensor:
+        """log Σ_v exp(z_v) of each row of h under θ."""
+        parts = [layer.weight.new_empty(0)]
+        for part in h.split(2**14):
+            zeros = torch.zeros(part.shape[0], dtype=torch.int64, device=h.device)
+            wide = part.to(layer.weight.dtype)
+            if part.shape[0]:
+                parts.append(linear_log_prob(wide, layer.weight, zeros, linear_bias=layer.bias, workspace=room)[1])
+        return torch.cat(parts)
+
+    def _adapted_to_window(self, streams: Tensor, layer: Layer, room: int) -> Iterator[tuple[int, int, Neighbours]]:
+        """Stream, first position and neighbours of each block of queries, given what is stored."""
+        keys, labels = self._history.window(streams)
+        rows = self._rows(layer, len(self), room)
+        for stream in range(streams.shape[0]):
+            stored = keys[stream].to(layer.weight.dtype)
+            normalisers: Tensor | None = None
+            for low in range(0, streams.shape[1], rows):
+                queries = streams[stream, low : low + rows].to(layer.weight.dtype)
+                search = faiss_nearest if self.search == "faiss" and len(self) else nearest
+                found = search(queries, stored, self.neighbours)
+                if normalisers is None:
+                    normalisers = self._normalisers(stored, layer, room)
+                yield stream, low, self._weighted(queries, stored, labels[stream], normalisers, *found)
+
+    def _weighted(
+        self, queries: Tensor, keys: Tensor, labels: Tensor, normalisers: Tensor, distance: Tensor, indices: Tensor
+    ) -> Neighbours:
+        kernel = (self.epsilon + distance).reciprocal()  # 0 at the distance inf of what is not seen
+        total = kernel.sum(1, keepdim=True)
+        return Neighbours(queries, keys, labels, normalisers, indices, kernel / torch.where(total == 0, 1, total))
+
+    def _logits(self, layer: Layer, near: Neighbours, room: int) -> Iterator[tuple[slice, range, Tensor]]:
+        """Which queries, which classes, and their logits under θ̃."""
+        (n, k), size = near.indices.shape, layer.weight.element_size()
+        if self.steps == 1 or k == 0:
+            if n * k < near.keys.shape[0]:
+                near = near.compact()
+            width = max(1, room // (4 * size * (near.keys.shape[0] + n)))
+            for tile, logits in one_step(layer, near, self.learning_rate, width):
+                yield slice(0, n), tile, logits
+            return
+        rows = max(1, min(n, room // (4 * size * k * (k + near.keys.shape[1]))))
+        for low in range(0, n, rows):
+            part = slice(low, min(low + rows, n))
+            some = Neighbours(
+                near.queries[part], near.keys, near.labels, near.normalisers, near.indices[part], near.weights[part]
+            )
+            width = max(1, room // (8 * size * rows * k))
+            for tile, logits in several_steps(layer, some, self.learning_rate, self.l2, self.steps, width):
+                yield part, tile, logits
+
+    def _target_log_prob(self, layer: Layer, near: Neighbours, targets: Tensor, room: int) -> Tensor:
+        normaliser = near.queries.new_full(targets.shape, -torch.inf)
+        at_target = torch.zeros_like(normaliser)
+        for part, tile, logits in self._logits(layer, near, room):
+            normaliser[part] = torch.logaddexp(normaliser[part], logits.logsumexp(1))
+            column = targets[part] - tile.start
+            inside = (column >= 0) & (column < len(tile))
+            value = logits.gather(1, column.clamp(0, len(tile) - 1).unsqueeze(1)).squeeze(1)
+            at_target[part] = torch.where(inside, value, at_target[part])
+        return at_target - normaliser
