@@ -192,9 +192,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     """Refuse an optimizer whose state holds the weight itself: its next step would overwrite what the rule writes.
 
-    torch's own optimizers update the parameter in place; the copy that ASGD averages is never written back.
+    torch's own optimizers and ours update the parameter in place; the copy that ASGD averages is never written back.
     """
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax.")):
         return
     rows = local_rows(weight)
     for name, value in optimizer.state[weight].items():
