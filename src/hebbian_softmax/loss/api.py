@@ -11,7 +11,7 @@ from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
-_DEFAULTS = None, None, "mean", -100, 0.0, "auto", None
+_DEFAULTS = "mean", -100, 0.0, "auto", None
 
 
 def linear_cross_entropy(
@@ -58,8 +58,9 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(h @ W.T, torch.tensor([3, 14, 15, 92])))
     True
     """
-    options = linear_bias, weight, reduction, ignore_index, label_smoothing, impl, workspace
-    if options == _DEFAULTS and checks.is_usual(input, linear_weight, target):
+    options = reduction, ignore_index, label_smoothing, impl, workspace
+    plain = linear_bias is None and weight is None and options == _DEFAULTS
+    if plain and checks.is_usual(input, linear_weight, target):
         if selection.is_tiny(input, linear_weight, workspace):
             return F.cross_entropy(F.linear(input, linear_weight), target)
     else:

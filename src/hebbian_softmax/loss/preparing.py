@@ -39,7 +39,8 @@ def prepare(
     On a GPU one kernel does it all: as single operations it takes longer to launch than small losses to compute.
     """
     plain = weighting.class_weight is None and not weighting.smoothing
-    triton = kernels() if target.is_cuda and plain and dtype == torch.float32 and target.numel() else None
+    suits = target.is_cuda and plain and dtype == torch.float32 and target.numel()
+    triton = kernels(target.device) if suits else None
     if triton is not None:
         n = target.shape[0]
         masked, good = torch.empty_like(target), target.new_empty((), dtype=torch.int32)
@@ -62,8 +63,10 @@ def prepare(
 
 
 @cache
-def kernels() -> Any:
-    """None where there is no Triton."""
+def kernels(device: torch.device) -> Any:
+    """None on other GPUs than the fused engine's, where nobody has tried them, and where there is no Triton."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return None
     try:
         return importlib.import_module("hebbian_softmax.loss.kernels")
     except ImportError:
