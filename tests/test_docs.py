@@ -1,4 +1,4 @@
-"""The code in the README runs as it stands, block after block."""
+"""The code in the README and in docs/ runs as it stands."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,12 @@ def test_readme_code_runs() -> None:
     for block in blocks:
         exec(compile(block, str(README), "exec"), namespace)
     assert int(namespace["head"].counts[0]) == 50  # type: ignore[attr-defined]
+
+
+def test_code_of_the_pages_runs() -> None:
+    page = README.parent / "docs" / "fast.md"
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, str(page), "exec"), {})
 
 
 def test_every_local_link_exists() -> None:
