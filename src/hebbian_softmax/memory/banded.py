@@ -1,7 +1,7 @@
 r"""The cache of a whole sequence as a banded matrix product.
 
-Position t attends to the n positions before it, a band below the diagonal of :math:`H H^\top`. The band is worked through
-in tiles. Of each only two numbers a row and an inverse temperature are kept, the running log-sum-exp over all of its
+Position t attends to the n positions before it, a band below the diagonal of :math:`H H^\top`. The band is worked
+through in tiles. Of each only two numbers a row and an inverse temperature are kept, the running log-sum-exp over all of its
 entries and over those that hold the row's target:
 
 .. math::
@@ -37,7 +37,7 @@ class RunningLogSumExp:
 
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Inner products (B, q, k) in at least float32; bfloat16 and float16 are multiplied as they are where that is exact."""
+    """Inner products (B, q, k) in at least float32; CUDA multiplies half precision as it is, and sums in float32."""
     dtype = wide_dtype(queries)
     if queries.dtype != dtype and queries.is_cuda:
         return torch.bmm(queries, keys.mT, out_dtype=dtype)
@@ -53,7 +53,7 @@ def banded_log_prob(
     order = sorted(set(sizes))
     result = whole.new_empty(len(thetas), len(sizes), streams, length, dtype=wide_dtype(whole))
     where = [order.index(size) for size in sizes]
-    rows, columns = tile_shape(streams, order[-1], block, workspace, result.element_size())
+    rows, columns = tile_shape(whole, order[-1], block, workspace)
     for first in range(timeline.start, timeline.end, rows):
         last = min(first + rows, timeline.end)
         found = _block(timeline, first, last, thetas, order, columns, result)
@@ -61,11 +61,16 @@ def banded_log_prob(
     return result
 
 
-def tile_shape(streams: int, size: int, block: int | None, workspace: int, itemsize: int) -> tuple[int, int]:
-    """Rows and columns of a tile; it is held about four times over: scores, matches, terms, masks."""
-    elements = max(1, workspace // (4 * streams * itemsize + 16))
-    rows = block or max(1, min(int(elements**0.5), max(64, size // 4)))
-    return rows, max(1, elements // rows)
+def tile_shape(h: Tensor, size: int, block: int | None, workspace: int) -> tuple[int, int]:
+    """Queries (rows) and keys (columns) of a tile for activations (B, T, d).
+
+    Its scores are held about four times over, with 16 bytes of masks, and its keys twice.
+    """
+    streams, length, features = h.shape
+    itemsize = wide_dtype(h).itemsize
+    score, key = 4 * streams * itemsize + 16, 2 * streams * features * itemsize
+    rows = block or max(1, min(int((workspace / score) ** 0.5), max(64, size // 4), length))
+    return rows, max(1, workspace // (rows * score + key))
 
 
 def _block(

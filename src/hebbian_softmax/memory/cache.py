@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, scores_of
+from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, scores_of, tile_shape
 from hebbian_softmax.memory.history import History, Timeline
 
 
@@ -63,7 +63,7 @@ class NeuralCache:
         streams, labels = self._checked(h, targets)
         keys, stored = self._history.window(streams)
         parts = []
-        rows, columns = self._tile(streams, workspace)
+        rows, columns = tile_shape(streams, self.size, None, checks.check_workspace(workspace, h.device))
         for queries, wanted in zip(streams.split(rows, 1), labels.split(rows, 1), strict=True):
             like = queries.new_empty(0, dtype=checks.wide_dtype(h))
             every, match = (RunningLogSumExp(wanted.shape, [self.theta], like) for _ in range(2))
@@ -86,7 +86,8 @@ class NeuralCache:
         result = streams.new_zeros(*streams.shape[:2], num_classes, dtype=checks.wide_dtype(h))
         if len(self) == 0:
             return result.fill_(torch.nan).reshape(*h.shape[:-1], num_classes)
-        rows = max(1, self._tile(streams, None)[0] * self._tile(streams, None)[1] // len(self))
+        rows, columns = tile_shape(streams, len(self), None, checks.check_workspace(None, h.device))
+        rows = max(1, rows * columns // len(self))
         for queries, part in zip(streams.split(rows, 1), result.split(rows, 1), strict=True):
             attention = scores_of(queries, keys).mul_(self.theta).softmax(-1)
             part.scatter_add_(2, stored.unsqueeze(1).expand(attention.shape), attention)
@@ -151,9 +152,3 @@ class NeuralCache:
         streams, labels = checks.check_pair(h, targets)
         self._history.check(streams)
         return streams, labels
-
-    def _tile(self, streams: Tensor, workspace: int | None) -> tuple[int, int]:
-        itemsize = checks.wide_dtype(streams).itemsize
-        elements = checks.check_workspace(workspace, streams.device) // (4 * streams.shape[0] * itemsize + 16)
-        columns = max(1, min(len(self), elements))
-        return max(1, elements // columns), columns

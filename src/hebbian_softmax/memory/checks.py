@@ -24,10 +24,10 @@ def check_positive(name: str, value: Any) -> float:
     return number
 
 
-def check_workspace(workspace: Any, device: torch.device) -> int:
-    """Bytes; by default 32 MiB on a CPU, where tiles should stay in its caches, and 1 GiB elsewhere."""
+def check_workspace(workspace: Any, device: torch.device, *, cpu: int = 2**25, other: int = 2**30) -> int:
+    """Bytes; by default little on a CPU, where tiles should stay in its caches."""
     if workspace is None:
-        return 2**25 if device.type == "cpu" else 2**30
+        return cpu if device.type == "cpu" else other
     return check_integer("workspace", workspace, 1)
 
 
@@ -53,8 +53,8 @@ def check_activations(h: Any) -> Tensor:
         largest = float(torch.maximum(-low, high))
         if not math.isfinite(largest):
             raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")
-        # A tenth of a thousandth of the range is left for the inverse temperature and for differences.
-        if largest**2 * h.shape[-1] > torch.finfo(wide_dtype(h)).max * 1e-4:
+        # A ten-thousandth of the range is left for the inverse temperature and for differences.
+        if largest * largest * h.shape[-1] > torch.finfo(wide_dtype(h)).max * 1e-4:
             raise ValueError(f"h must have finite inner products in {wide_dtype(h)}, got values up to {largest:g}")
     return h.detach().reshape((1,) * (3 - h.dim()) + tuple(h.shape))
 

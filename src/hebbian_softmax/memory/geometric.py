@@ -19,8 +19,8 @@ class GeometricCache:
     .. math::
         \tilde p_c(w \mid h) \propto \sum_{j=1}^{N_w} e^{\lambda (1 - \lambda)^{j-1} h^\top h_{I_w(j)}}
 
-    and :meth:`rows` are :math:`\sum_j \lambda (1 - \lambda)^{j-1} h_{I_w(j)}`, what the rule writes at constant rate λ into a
-    row that starts at 0 and receives no gradient. Everything is kept: memory and time grow with the stream.
+    and :meth:`rows` are :math:`\sum_j \lambda (1 - \lambda)^{j-1} h_{I_w(j)}`, what the rule writes at constant rate λ
+    into a row that starts at 0 and receives no gradient. Everything is kept: memory and time grow with the stream.
 
     >>> cache = GeometricCache(rate=0.5)
     >>> cache.observe(torch.tensor([[4.0], [8.0], [2.0]]), torch.tensor([0, 0, 1]))

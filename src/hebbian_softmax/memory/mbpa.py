@@ -98,7 +98,7 @@ class MbPA:
         """log p(target | h, θ̃) given what is stored now, the same for every position of ``h``."""
         streams, labels = self._checked(h, targets)
         layer = self._layer(streams, labels, weight, bias)
-        room = checks.check_workspace(workspace, h.device)
+        room = self._room(workspace, h)
         result = torch.empty(labels.shape, dtype=layer.weight.dtype, device=h.device)
         for stream, low, near in self._adapted_to_window(streams, layer, room):
             high = low + near.queries.shape[0]
@@ -113,7 +113,7 @@ class MbPA:
         streams = checks.check_activations(h)
         self._history.check(streams)
         layer = self._layer(streams, None, weight, bias)
-        room = checks.check_workspace(workspace, h.device)
+        room = self._room(workspace, h)
         result = layer.weight.new_empty(*streams.shape[:2], layer.classes)
         for stream, low, near in self._adapted_to_window(streams, layer, room):
             rows = result[stream, low : low + near.queries.shape[0]]
@@ -135,14 +135,15 @@ class MbPA:
         """log p(target | h, θ̃) of each position given the n before it: ``log_prob``, then ``observe``, one by one.
 
         It goes on from what is stored, and stores the sequence. ``block`` positions are handled together: speed and
-        memory depend on it, the result does not. ``workspace`` is in bytes, as in ``NeuralCache``.
+        memory depend on it, the result does not. ``workspace`` is in bytes: what may be held besides inputs, results,
+        the activations of a block and its window, and a widened layer; by default 256 MiB on a CPU and 4 GiB on a GPU.
         """
         if self.search != "exact":
             raise ValueError(f'search must be "exact" for a sequence, whose memory slides, got {self.search!r}')
         streams, labels = self._checked(h, targets)
         layer = self._layer(streams, labels, weight, bias)
         block = None if block is None else check_integer("block", block, 1)
-        room = checks.check_workspace(workspace, h.device)
+        room = self._room(workspace, h)
         rows = block or self._rows(layer, self.memory_size, room)
         result = torch.empty(labels.shape, dtype=layer.weight.dtype, device=h.device)
         past, past_labels = self._history.window(streams)
@@ -192,10 +193,17 @@ class MbPA:
         dtype = checks.wide_dtype(streams)
         return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
 
+    def _room(self, workspace: int | None, h: Tensor) -> int:
+        return checks.check_workspace(workspace, h.device, cpu=2**28, other=2**32)
+
     def _rows(self, layer: Layer, keys: int, room: int) -> int:
-        """Queries at a time: distances, their order and the change of the logits take Q × (n + Q) each."""
-        elements = room // (8 * layer.weight.element_size())
-        return max(1, min(elements // max(keys, 1), int(elements**0.5)))
+        """Queries at a time: distances, their order and the change of the logits take Q × (n + Q) each.
+
+        Q = sqrt(n d) keeps (n + Q)(d + Q) / Q, the operations a query and a class, smallest.
+        """
+        elements = room // (16 * layer.weight.element_size())
+        keys = max(keys, 1)
+        return max(1, min(elements // keys, int(elements**0.5), int((keys * layer.weight.shape[1]) ** 0.5)))
 
     def _normalisers(self, h: Tensor, layer: Layer, room: int) -> Tensor:
         """log Σ_v exp(z_v) of each row of h under θ."""

@@ -20,8 +20,8 @@ def mix(
 ) -> Tensor:
     r"""log((1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m), all of them given as log-probabilities.
 
-    Of targets alone or of whole distributions; shapes are broadcast, so that the (θ, n, T) of a sweep goes with the (T,)
-    of the model. Where a memory gives NaN it was empty, and its share is the model's.
+    Of targets alone or of whole distributions; shapes are broadcast, so that the (θ, n, T) of a sweep goes with the
+    (T,) of the model. Where a memory gives NaN it was empty, and its share is the model's.
 
     Args:
         model: log p.
@@ -48,7 +48,7 @@ def mix(
             continue
         _check(name, log_prob, model)
         absent = log_prob.isnan()
-        left = left - torch.where(absent, 0, weight)
+        left = left - weight * (~absent).to(model.dtype)
         terms.append(torch.where(absent, -torch.inf, log_prob) + (math.log(weight) if weight else -torch.inf))
     result = model + left.clamp_min(0).log()
     for term in terms:

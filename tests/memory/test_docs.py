@@ -1,0 +1,14 @@
+"""The code of docs/memory.md runs as it stands."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+
+
+def test_the_code_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), namespace)

@@ -1,0 +1,152 @@
+"""MbPA is a layer that is copied and adapted for each query, without the copy."""
+
+import sys
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from hebbian_softmax import MbPA
+from tests.memory.oracles import mbpa_distribution, mbpa_log_prob, stream
+
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def head_of(features: int, classes: int, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(features, classes, bias=bias, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("length", "size", "neighbours", "features", "classes"), [(15, 6, 3, 4, 5), (12, 30, 8, 3, 17), (6, 4, 4, 1, 1)]
+)
+def test_a_sequence_is_copy_and_adapt(length, size, neighbours, features, classes, steps, bias) -> None:
+    h, targets = stream(length, features, classes, scale=1.5)
+    head = head_of(features, classes, bias)
+    found = MbPA(size, neighbours, steps, 0.4, 0.7, epsilon=0.01).sequence_log_prob(h, targets, head.weight, head.bias)
+    options = {"neighbours": neighbours, "steps": steps, "learning_rate": 0.4, "l2": 0.7, "epsilon": 0.01}
+    assert_close(found, mbpa_log_prob(h, targets, head, size, **options), **EXACT)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_streaming_blocks_and_splits_agree(data: st.DataObject) -> None:
+    length, size = data.draw(st.integers(1, 20)), data.draw(st.integers(3, 12))
+    steps = data.draw(st.integers(1, 2))
+    h, targets = stream(length, 3, 7, seed=data.draw(st.integers(0, 99)))
+    head = head_of(3, 7)
+
+    def memory() -> MbPA:
+        return MbPA(size, 3, steps)
+
+    one_by_one, expected = memory(), []
+    for t in range(length):
+        expected.append(one_by_one.log_prob(h[t], targets[t], head.weight, head.bias))
+        one_by_one.observe(h[t], targets[t])
+    cut = data.draw(st.integers(0, length))
+    split, parts = memory(), []
+    for part, labels in ((h[:cut], targets[:cut]), (h[cut:], targets[cut:])):
+        block, workspace = data.draw(st.integers(1, 25)), data.draw(st.sampled_from([1, 1_000, 20_000, 2**20]))
+        parts.append(split.sequence_log_prob(part, labels, head.weight, head.bias, block=block, workspace=workspace))
+    assert_close(torch.cat(parts), torch.stack(expected), **EXACT)
+    for name, value in split.state_dict().items():
+        assert torch.equal(value, one_by_one.state_dict()[name])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("stored", [0, 2, 30])
+@pytest.mark.parametrize("workspace", [None, 1, 3_000])
+def test_whole_distributions(steps: int, stored: int, workspace: int | None) -> None:
+    h, targets = stream(40, 4, 9)
+    head = head_of(4, 9)
+    mbpa = MbPA(20, 5, steps, 0.5, 0.3)
+    mbpa.observe(h[:stored], targets[:stored])
+    kept = slice(max(0, stored - 20), stored)
+    options = {"neighbours": 5, "steps": steps, "learning_rate": 0.5, "l2": 0.3, "epsilon": 1e-3}
+    expected = torch.stack([mbpa_distribution(q, h[kept], targets[kept], head, **options) for q in h[30:]])
+    found = mbpa.probabilities(h[30:], head.weight, head.bias, workspace=workspace)
+    assert_close(found, expected.exp(), **EXACT)
+    at_target = mbpa.log_prob(h[30:], targets[30:], head.weight, head.bias, workspace=workspace)
+    assert_close(at_target, expected.gather(1, targets[30:, None])[:, 0], **EXACT)
+    if stored == 0:
+        assert_close(found, head(h[30:]).softmax(1).detach(), **EXACT)
+
+
+def test_the_pull_is_zero_at_the_first_step_and_not_at_the_second() -> None:
+    h, targets = stream(20, 4, 9)
+    head = head_of(4, 9)
+
+    def found(steps: int, l2: float) -> torch.Tensor:
+        return MbPA(20, 5, steps, 0.5, l2).sequence_log_prob(h, targets, head.weight, head.bias)
+
+    assert torch.equal(found(1, 0.0), found(1, 2.0))
+    assert not torch.allclose(found(2, 0.0), found(2, 2.0))
+
+
+def test_streams_are_independent_and_the_state_goes_on_elsewhere() -> None:
+    h, targets = stream(18, 4, 6, batch=2)
+    head = head_of(4, 6)
+    mbpa, other = MbPA(7, 3), MbPA(7, 3)
+    mbpa.sequence_log_prob(h[:, :10], targets[:, :10], head.weight, head.bias)
+    other.load_state_dict(mbpa.state_dict())
+    found = mbpa.sequence_log_prob(h[:, 10:], targets[:, 10:], head.weight, head.bias)
+    assert torch.equal(found, other.sequence_log_prob(h[:, 10:], targets[:, 10:], head.weight, head.bias))
+    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    for i in range(2):
+        assert_close(found[i], mbpa_log_prob(h[i], targets[i], head, 7, **options)[10:], **EXACT)
+
+
+def test_a_stored_activation_that_is_the_query_itself() -> None:
+    h, targets = stream(5, 4, 6, scale=3.0)
+    h, targets = torch.cat([h, h]) + 100, torch.cat([targets, targets])  # a large common part
+    head = head_of(4, 6)
+    found = MbPA(20, 3).sequence_log_prob(h, targets, head.weight, head.bias)
+    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    assert_close(found, mbpa_log_prob(h, targets, head, 20, **options), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_are_at_least_float32(dtype: torch.dtype) -> None:
+    h, targets = stream(12, 4, 6)
+    head = head_of(4, 6).to(dtype)
+    found = MbPA(7, 3).sequence_log_prob(h.to(dtype), targets, head.weight, head.bias)
+    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    assert found.dtype == torch.float32
+    assert_close(
+        found.double(), mbpa_log_prob(h.to(dtype).double(), targets, head.double(), 7, **options), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, targets = stream(30, 4, 6)
+    head = head_of(4, 6)
+    exact, by_faiss = MbPA(20, 4), MbPA(20, 4, search="faiss")
+    for mbpa in (exact, by_faiss):
+        mbpa.observe(h[:25], targets[:25])
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"hebbian-softmax\[faiss\]"):
+        by_faiss.log_prob(h[25:], targets[25:], head.weight, head.bias)
+    with pytest.raises(ValueError, match="search must be"):
+        by_faiss.sequence_log_prob(h, targets, head.weight, head.bias)
+
+    class IndexFlatL2:  # what is used of faiss, which is not installed where these tests run
+        def __init__(self, features: int) -> None:
+            assert features == 4
+
+        def add(self, keys) -> None:
+            self.keys = torch.from_numpy(keys)
+
+        def search(self, queries, k: int):
+            found = torch.cdist(torch.from_numpy(queries), self.keys).square().topk(k, largest=False)
+            return found.values.numpy(), found.indices.numpy()
+
+    monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(IndexFlatL2=IndexFlatL2))
+    found = by_faiss.log_prob(h[25:], targets[25:], head.weight, head.bias)
+    expected = exact.log_prob(h[25:], targets[25:], head.weight, head.bias)
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,34 @@
+"""The promise of ``workspace``: what is held besides inputs and results does not grow with T, n or V."""
+
+import pytest
+import torch
+
+from hebbian_softmax import MbPA, NeuralCache
+from tests.loss.test_memory import Watch
+
+WORKSPACE = 400_000
+
+
+@pytest.mark.parametrize(("length", "size", "streams"), [(3000, 1000, 1), (300, 5000, 1), (1000, 300, 4)])
+def test_the_cache_stays_in_it(length: int, size: int, streams: int) -> None:
+    h, targets = torch.randn(streams, length, 16), torch.randint(50, (streams, length))
+    cache = NeuralCache(size, 0.3)
+    cache.observe(h, targets)
+    stored = 2 * streams * min(size, length) * (16 * 4 + 8) * 2  # the window itself, with its room to slide
+    with Watch() as watch:
+        cache.sequence_log_prob(h, targets, workspace=WORKSPACE)
+    assert watch.most < WORKSPACE + stored + 8 * streams * length
+    assert watch.largest < max(WORKSPACE, stored)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("length", "size", "classes"), [(400, 200, 50), (40, 100, 20_000)])
+def test_mbpa_stays_in_it(steps: int, length: int, size: int, classes: int) -> None:
+    h, targets = torch.randn(length, 16), torch.randint(50, (length,))
+    weight = torch.randn(classes, 16)
+    mbpa = MbPA(size, 8, steps)
+    mbpa.observe(h, targets)
+    vectors = 4 * size * (16 * 4 + 8) + 8 * 10 * (length + classes) + 8 * 4 * 16 * length
+    with Watch() as watch:
+        mbpa.sequence_log_prob(h, targets, weight, workspace=WORKSPACE)
+    assert watch.most < WORKSPACE + vectors
