@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,3 +67,16 @@ def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -
     kernels.multiply[(3,)](x, y if lengths[1] else x, upstream, *lengths, BLOCK=64)
     for each, right in zip((x, y), expected, strict=True):
         assert torch.equal(each, right)
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Also without one. In a process of its own, since Triton may be interpreted in this one."""
+    root = Path(__file__).parents[2]
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+    }
+    program = root / "tests" / "loss" / "compile_kernels.py"
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
