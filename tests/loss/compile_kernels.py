@@ -1,4 +1,4 @@
-"""Compile the kernels of the loss for an H100 or H200, without one: run as a program where Triton is not interpreted."""
+"""Compile the kernels of the loss for an H100 or H200, without one: a program, run where Triton is not interpreted."""
 
 from __future__ import annotations
 
