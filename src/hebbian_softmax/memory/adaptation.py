@@ -7,11 +7,11 @@ A step of size α from θ = (W, b) on :math:`\sum_k w_k \log p(y_k \mid h_k, \ti
     \tilde W_v = W_v + \sum_k C_{kv} h_k, \qquad \tilde b_v = b_v + \sum_k C_{kv}, \qquad
     C_{kv} \leftarrow (1 - \alpha\beta)\, C_{kv} + \alpha w_k (\mathbb{I}\{y_k = v\} - \tilde p_k(v))
 
-from C = 0, and the logits of any h move by :math:`\sum_k (h^\top h_k + 1)\, C_{kv}`, a change of rank K (the 1 is the bias's and is
-left out where there is none). At the first step :math:`\tilde p_k` is the model's own, the same for every query, and
-the pull to θ is zero: for Q queries and M keys the change is one product of a Q × M matrix, K entries a row, with
-the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`. Later steps need, for each query, the neighbours' logits
-under its own C: a K × K times K × V product.
+from C = 0, and the logits of any h move by :math:`\sum_k (h^\top h_k + 1)\, C_{kv}`, a change of rank K (the 1 is the
+bias's and is left out where there is none). At the first step :math:`\tilde p_k` is the model's own, the same for every
+query, and the pull to θ is zero: for Q queries and M keys the change is one product of a Q × M matrix, K entries a
+row, with the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`. Later steps need, for each query, the neighbours'
+logits under its own C: a K × K times K × V product.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterato
 def several_steps(
     layer: Layer, near: Neighbours, rate: float, l2: float, steps: int, width: int
 ) -> Iterator[tuple[range, Tensor]]:
-    """The same after ``steps`` steps; for two, 4K²V + 6KdV operations a query.
+    """The same after ``steps`` steps; for two, 4K²V + 4KdV operations a query.
 
     C and the neighbours' logits are held for one tile of classes at a time. A softmax needs all tiles, so each step
     goes through them once for its normalisers, with the steps before it done again.

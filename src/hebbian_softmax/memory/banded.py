@@ -1,7 +1,7 @@
 r"""The cache of a whole sequence as a banded matrix product.
 
 Position t attends to the n positions before it, a band below the diagonal of :math:`H H^\top`. The band is worked
-through in tiles. Of each only two numbers a row and an inverse temperature are kept, the running log-sum-exp over all of its
+through in tiles. Of each only two numbers a row and θ are kept, the running log-sum-exp over all of its
 entries and over those that hold the row's target:
 
 .. math::

@@ -1,0 +1,280 @@
+"""The evaluation-time memories against the loops they replace, in the same run.
+
+    python -m benchmarks.memory [--device cuda] [--json FILE]
+
+The cache's peer is a loop in the style of the public ``pointer.py``: a dense one-hot history, one token at a time over
+all classes; unlike that one it is used from the first entry on. MbPA's peer copies the output layer for every query
+and adapts the copy by autograd. Activations and the model's own probabilities are given to both sides. The loops are
+timed on few tokens, at a full window, taking turns with ours; what to look at is the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
+from hebbian_softmax.memory import mix
+
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": {
+        "features": 256,
+        "classes": 33_278,
+        "window": 2_000,
+        "tokens": 8_000,
+        "loop_tokens": 6,
+        "layer_tokens": 1_000,
+        "mbpa_classes": 33_278,
+        "neighbours": 256,
+        "queries": 1_000,
+        "loop_queries": 3,
+        "two_step_queries": 3,
+    },
+    "cuda": {
+        "features": 512,
+        "classes": 267_735,
+        "window": 10_000,
+        "tokens": 32_768,
+        "loop_tokens": 50,
+        "layer_tokens": 32_768,
+        "mbpa_classes": 33_278,
+        "neighbours": 1_024,
+        "queries": 16_384,
+        "loop_queries": 20,
+        "two_step_queries": 8,
+    },
+}
+THETA, SHARE = 0.3, 0.1
+ADAPTATION = {"learning_rate": 0.3, "l2": 0.5}
+
+
+def text(length: int, features: int, classes: int, device: str) -> tuple[Tensor, Tensor]:
+    """Activations and Zipfian words that tend to follow similar activations."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.arange(1, classes + 1, dtype=torch.float64)
+    words = torch.multinomial(1 / ranks, length, replacement=True, generator=generator)
+    kinds = torch.randn(1_000, features, generator=generator)
+    h = 0.2 * (kinds[words % 1_000] + torch.randn(length, features, generator=generator))
+    return h.to(device), words.to(device)
+
+
+def pointer_loop(h: Tensor, one_hot: Tensor, targets: Tensor, model: Tensor, first: int, window: int) -> list[float]:
+    """log of the mixture for the targets at first …, one for each row of ``model``, distributions over all classes."""
+    found = []
+    for t, p in enumerate(model, start=first):
+        low = max(0, t - window)
+        if t > low:
+            attention = torch.softmax(THETA * torch.mv(h[low:t], h[t]), 0).view(-1, 1)
+            valid = one_hot[low:t]
+            p = SHARE * (attention.expand_as(valid) * valid).sum(0) + (1 - SHARE) * p
+        found.append(float(p[targets[t]].log()))
+    return found
+
+
+def copy_and_adapt(
+    query: Tensor, keys: Tensor, labels: Tensor, target: Tensor, head: nn.Linear, k: int, n: int
+) -> float:
+    """log p(target) of a layer copied for this query and adapted in n steps."""
+    distance = (keys - query).square().sum(1)
+    near = distance.topk(min(k, len(keys)), largest=False)
+    weights = (1e-3 + near.values).reciprocal()
+    weights = weights / weights.sum()
+    adapted = copy.deepcopy(head)
+    optimizer = torch.optim.SGD(adapted.parameters(), lr=ADAPTATION["learning_rate"])
+    for _ in range(n):
+        optimizer.zero_grad()
+        log_prob = adapted(keys[near.indices]).log_softmax(1).gather(1, labels[near.indices, None])[:, 0]
+        pull = sum(
+            (a - b.detach()).square().sum() for a, b in zip(adapted.parameters(), head.parameters(), strict=True)
+        )
+        (ADAPTATION["l2"] / 2 * pull - (weights * log_prob).sum()).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(adapted(query).log_softmax(0)[target])
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(
+    ours: Callable[[], object], n: int, loop: Callable[[], object], m: int, device: str, rounds: int
+) -> dict[str, Any]:
+    """Seconds a token of both, taking turns."""
+    times: dict[str, list[float]] = {"ours": [], "loop": []}
+    ours()  # warm
+    for _ in range(rounds):
+        times["loop"].append(seconds(loop, device) / m)
+        times["ours"].append(seconds(ours, device) / n)
+    found = {name: statistics.median(values) for name, values in times.items()}
+    return {"seconds_a_token": times, "median": found, "ratio": found["loop"] / found["ours"]}
+
+
+def perplexity(log_probs: Tensor | list[float]) -> float:
+    return float(torch.as_tensor(log_probs, dtype=torch.float64).mean().neg().exp())
+
+
+@torch.no_grad()
+def bench_cache(size: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
+    n, few = size["window"], size["loop_tokens"]
+    h, targets = text(n + size["tokens"], size["features"], size["classes"], device)
+    head = nn.Linear(size["features"], size["classes"], device=device)
+    result: dict[str, Any] = {}
+    for dtype in (torch.float64, torch.float32):  # the same perplexity, from the first entry on and at a full window
+        g, layer = h[: n + few].to(dtype), copy.deepcopy(head).to(dtype)
+        one_hot = torch.zeros(n + few, size["classes"], dtype=dtype, device=device)
+        one_hot[torch.arange(n + few, device=device), targets[: n + few]] = 1
+        checked = torch.cat([torch.arange(few), torch.arange(n, n + few)]).to(device)
+        distributions = layer(g[checked]).softmax(1)
+        loop = pointer_loop(g, one_hot, targets, distributions[:few], 0, n)
+        loop += pointer_loop(g, one_hot, targets, distributions[few:], n, n)
+        found = NeuralCache(n, THETA).sequence_log_prob(g, targets[: n + few])
+        at_target = distributions.gather(1, targets[checked, None])[:, 0].log()
+        pair = perplexity(loop), perplexity(mix(at_target, cache=found[checked], cache_weight=SHARE))
+        result[f"perplexity_{dtype}"] = pair
+        if abs(pair[0] / pair[1] - 1) > (1e-6 if dtype == torch.float64 else 1e-4):
+            raise AssertionError(f"loop and cache disagree in {dtype}: perplexity {pair[0]} and {pair[1]}")
+    # The last round was float32: its history is the loop's.
+    late = distributions[few:]
+    cache = NeuralCache(n, THETA)
+
+    def ours() -> None:
+        cache.reset()
+        cache.observe(h[:n], targets[:n])
+        cache.sequence_log_prob(h[n:], targets[n:])
+
+    result |= compare(ours, size["tokens"], lambda: pointer_loop(h, one_hot, targets, late, n, n), few, device, rounds)
+    result["beside_the_layer"] = beside_the_layer(h, targets, head, size, device, rounds)
+    return result
+
+
+def beside_the_layer(
+    h: Tensor, targets: Tensor, head: nn.Linear, size: dict[str, int], device: str, rounds: int
+) -> dict[str, Any]:
+    """Output layer alone, and with the cache after it; in bfloat16 on a GPU, as the fused loss takes it."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    n = size["window"]
+    last = min(n + size["layer_tokens"], len(h))
+    h, weight = h.to(dtype), head.weight.detach().to(dtype)
+    cache = NeuralCache(n, THETA)
+    cache.observe(h[:n], targets[:n])
+    times: dict[str, list[float]] = {"layer": [], "cache": []}
+    for turn in range(rounds + 1):
+        layer = seconds(lambda: linear_log_prob(h[n:last], weight, targets[n:last]), device)
+        after = seconds(lambda: cache.sequence_log_prob(h[n:last], targets[n:last]), device)
+        if turn:  # the first one warms
+            times["layer"].append(layer / (last - n))
+            times["cache"].append(after / (last - n))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "seconds_a_token": times,
+        "median": median,
+        "ratio": 1 + median["cache"] / median["layer"],
+        "dtype": str(dtype),
+    }
+
+
+def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> dict[str, Any]:
+    n, k = size["window"], size["neighbours"]
+    queries = size["queries"] if steps == 1 else size["two_step_queries"]
+    few = min(size["loop_queries"], queries)
+    h, targets = text(n + queries, size["features"], size["mbpa_classes"], device)
+    head = nn.Linear(size["features"], size["mbpa_classes"], device=device)
+    mbpa = MbPA(n, k, steps, **ADAPTATION)
+
+    def ours() -> Tensor:
+        mbpa.reset()
+        mbpa.observe(h[:n], targets[:n])
+        return mbpa.sequence_log_prob(h[n:], targets[n:], head.weight, head.bias)
+
+    def loop() -> list[float]:
+        return [
+            copy_and_adapt(h[t], h[t - n : t], targets[t - n : t], targets[t], head, k, steps)
+            for t in range(n, n + few)
+        ]
+
+    pair = perplexity(loop()), perplexity(ours()[:few])
+    if abs(pair[0] / pair[1] - 1) > 1e-3:
+        raise AssertionError(f"loop and MbPA disagree: perplexity {pair[0]} and {pair[1]}")
+    return {"perplexity_float32": pair, "steps": steps} | compare(ours, queries, loop, few, device, rounds)
+
+
+def environment(device: str) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    info = Path("/proc/cpuinfo")
+    models = (
+        [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        if info.exists()
+        else []
+    )
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else next(iter(models), platform.processor()),
+        "threads": torch.get_num_threads(),
+        "commit": commit.stdout.strip() or "unknown",
+        "date": date.today().isoformat(),
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    lines = ["| what | loop, tokens/s | ours, tokens/s | ratio |", "| --- | --- | --- | --- |"]
+    for name, found in results.items():
+        median = found["median"]
+        lines.append(f"| {name} | {1 / median['loop']:,.2f} | {1 / median['ours']:,.0f} | {found['ratio']:,.0f}× |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=["cache", "mbpa"])
+    defaults = SIZES["cpu"]
+    for name in defaults:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    options = parser.parse_args()
+    size = {name: getattr(options, name) or value for name, value in SIZES[options.device].items()}
+    torch.manual_seed(0)
+    where = environment(options.device)
+    print(", ".join(f"{name} {value}" for name, value in (where | size).items()), flush=True)
+    results: dict[str, dict[str, Any]] = {}
+    if options.only != "mbpa":
+        name = f"cache, n = {size['window']:,}, V = {size['classes']:,}"
+        results[name] = bench_cache(size, options.device, options.rounds)
+    if options.only != "cache":
+        for steps in (1, 2):
+            name = f"MbPA, {steps} step{'s' * (steps > 1)}, K = {size['neighbours']:,}, V = {size['mbpa_classes']:,}"
+            results[name] = bench_mbpa(size, options.device, options.rounds, steps)
+    print(table(results))
+    for name, found in results.items():
+        if "beside_the_layer" in found:
+            ratio = found["beside_the_layer"]["ratio"]
+            print(f"{name}: output layer and cache together take {ratio:.2f}× the output layer alone")
+        if found.get("steps") == 1:
+            print(f"{name}: 245,000 words would take {245_000 * found['median']['ours']:,.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps({"environment": where, "sizes": size, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
