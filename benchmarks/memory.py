@@ -5,7 +5,8 @@
 The cache's peer is a loop in the style of the public ``pointer.py``: a dense one-hot history, one token at a time over
 all classes; unlike that one it is used from the first entry on. MbPA's peer copies the output layer for every query
 and adapts the copy by autograd. Activations and the model's own probabilities are given to both sides. The loops are
-timed on few tokens, at a full window, taking turns with ours; what to look at is the ratio.
+timed on few tokens, at a full window, taking turns with ours; what to look at is the ratio. On a CPU both sides use
+one thread unless told otherwise: threads that wait for a core of a busy machine would be all that is seen.
 """
 
 from __future__ import annotations
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=1, help="of both sides, on a CPU (default 1: see above)")
     parser.add_argument("--only", choices=["cache", "mbpa"])
     defaults = SIZES["cpu"]
     for name in defaults:
@@ -255,6 +257,7 @@ def main() -> None:
     options = parser.parse_args()
     size = {name: getattr(options, name) or value for name, value in SIZES[options.device].items()}
     torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
     where = environment(options.device)
     print(", ".join(f"{name} {value}" for name, value in (where | size).items()), flush=True)
     results: dict[str, dict[str, Any]] = {}

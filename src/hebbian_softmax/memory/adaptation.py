@@ -93,30 +93,31 @@ def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterato
 def several_steps(
     layer: Layer, near: Neighbours, rate: float, l2: float, steps: int, width: int
 ) -> Iterator[tuple[range, Tensor]]:
-    """The same after ``steps`` steps; for two, 4K²V + 4KdV operations a query.
+    """The same after ``steps`` steps; for two, 2K²V + 2KdV operations a query, twice that in more than one tile.
 
-    C and the neighbours' logits are held for one tile of classes at a time. A softmax needs all tiles, so each step
-    goes through them once for its normalisers, with the steps before it done again.
+    C and the neighbours' logits are held for one tile of classes at a time. A softmax needs all tiles: where there are
+    several, each step goes through them once for its normalisers, with the steps before it done again.
     """
     keys, labels = near.keys[near.indices], near.labels[near.indices]
     gram = layer.kernel(keys, keys)
     kernel = layer.kernel(near.queries.unsqueeze(1), keys)
     normalisers = [near.normalisers[near.indices]]
 
-    def coefficients(tile: range, plain: Tensor) -> Tensor:
+    def coefficients(tile: range, plain: Tensor, taken: int) -> Tensor:
         c = torch.zeros_like(plain)
-        for step, normaliser in enumerate(normalisers):
+        for step in range(taken):
             logits = plain.clone() if step == 0 else torch.baddbmm(plain, gram, c)
+            normaliser = normalisers[step] if step < len(normalisers) else logits.logsumexp(2)
             errors = _errors(logits.sub_(normaliser.unsqueeze(2)), labels, tile)
             c.mul_(1 - rate * l2).addcmul_(errors, near.weights.unsqueeze(2), value=rate)
         return c
 
-    for _ in range(steps - 1):
+    for step in range(1, steps if width < layer.classes else 1):
         total = torch.full_like(normalisers[0], -torch.inf)
         for tile in layer.tiles(width):
             plain = layer.logits(keys, tile)
-            total = torch.logaddexp(total, torch.baddbmm(plain, gram, coefficients(tile, plain)).logsumexp(2))
+            total = torch.logaddexp(total, torch.baddbmm(plain, gram, coefficients(tile, plain, step)).logsumexp(2))
         normalisers.append(total)
     for tile in layer.tiles(width):
-        c = coefficients(tile, layer.logits(keys, tile))
+        c = coefficients(tile, layer.logits(keys, tile), steps)
         yield tile, layer.logits(near.queries, tile) + torch.bmm(kernel, c).squeeze(1)
