@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, int]] = {
         "neighbours": 256,
         "queries": 1_000,
         "loop_queries": 3,
-        "two_step_queries": 3,
+        "two_step_queries": 10,
     },
     "cuda": {
         "features": 512,
@@ -236,25 +236,28 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
+def rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     lines = ["| what | loop, tokens/s | ours, tokens/s | ratio |", "| --- | --- | --- | --- |"]
     for name, found in results.items():
-        median = found["median"]
-        lines.append(f"| {name} | {1 / median['loop']:,.2f} | {1 / median['ours']:,.0f} | {found['ratio']:,.0f}× |")
+        loop, ours = (rounded(1 / found["median"][side]) for side in ("loop", "ours"))
+        lines.append(f"| {name} | {loop} | {ours} | {rounded(found['ratio'])}× |")
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=1, help="of both sides, on a CPU (default 1: see above)")
     parser.add_argument("--only", choices=["cache", "mbpa"])
-    defaults = SIZES["cpu"]
-    for name in defaults:
+    for name in SIZES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     size = {name: getattr(options, name) or value for name, value in SIZES[options.device].items()}
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)

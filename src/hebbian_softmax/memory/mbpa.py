@@ -30,7 +30,8 @@ class MbPA:
     change of the logits of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} -
     p_k(v))`, taken for many queries at once as a matrix product (:mod:`hebbian_softmax.memory.adaptation`). The
     L2 term is zero at the first step. Each further step costs new softmaxes of the K neighbours for each query: two
-    steps take about 2K²V operations a query, 4K²V where K × V numbers do not fit in the workspace. Where nothing is stored, θ̃ = θ.
+    steps take about 2K²V operations a query, 4K²V where a few K × V matrices do not fit in the
+    workspace. Where nothing is stored, θ̃ = θ.
 
     Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`; ``weight`` (V, d) and ``bias`` (V,) have the
     dtype of the activations. Below float32 the layer is widened, once a call.
