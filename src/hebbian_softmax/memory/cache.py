@@ -57,7 +57,7 @@ class NeuralCache:
         streams, labels = self._checked(h, targets)
         self._history.append(streams, labels)
 
-    @torch.no_grad()
+    @checks.evaluating
     def log_prob(self, h: Tensor, targets: Tensor, *, workspace: int | None = None) -> Tensor:
         """log p_c(target | h) given what is stored now, the same for every position of ``h``."""
         streams, labels = self._checked(h, targets)
@@ -75,7 +75,7 @@ class NeuralCache:
             parts.append((match.value - every.value)[0].clamp_max(0))
         return torch.cat(parts, 1).reshape(targets.shape)
 
-    @torch.no_grad()
+    @checks.evaluating
     def probabilities(self, h: Tensor, num_classes: int) -> Tensor:
         """p_c(· | h) given what is stored now, (..., num_classes)."""
         num_classes = check_integer("num_classes", num_classes, 1)
@@ -93,7 +93,7 @@ class NeuralCache:
             part.scatter_add_(2, stored.unsqueeze(1).expand(attention.shape), attention)
         return result.reshape(*h.shape[:-1], num_classes)
 
-    @torch.no_grad()
+    @checks.evaluating
     def sequence_log_prob(
         self,
         h: Tensor,

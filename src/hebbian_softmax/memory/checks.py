@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from hebbian_softmax.checks import check_integer, check_number
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def evaluating(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of (self, h, ...) without gradients, and without autocast and its products in half precision."""
+
+    @functools.wraps(method)
+    def evaluate(*args: P.args, **options: P.kwargs) -> T:
+        h = options.get("h", args[1] if len(args) > 1 else None)
+        device = h.device.type if isinstance(h, Tensor) else "cpu"
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            return method(*args, **options)
+
+    return evaluate
 
 
 def wide_dtype(h: Tensor) -> torch.dtype:
@@ -49,7 +66,7 @@ def check_activations(h: Any) -> Tensor:
     if h.dim() not in (1, 2, 3) or h.shape[-1] == 0:
         raise ValueError(f"h must have shape (d,), (T, d) or (streams, T, d), got {tuple(h.shape)}")
     if h.numel():
-        low, high = h.aminmax()
+        low, high = h.detach().aminmax()
         largest = float(torch.maximum(-low, high))
         if not math.isfinite(largest):
             raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")

@@ -47,6 +47,7 @@ class History:
             return h[:, :0], torch.empty(h.shape[0], 0, dtype=torch.int64, device=h.device)
         return self._keys[:, self._start : self._end], self._labels[:, self._start : self._end]
 
+    @torch.inference_mode(False)  # what is made in it could not be written to outside
     @torch.no_grad()
     def append(self, h: Tensor, labels: Tensor) -> None:
         h, labels = h[:, -self.capacity :], labels[:, -self.capacity :]

@@ -92,7 +92,7 @@ class MbPA:
         """Store activations and the classes that followed them, oldest first."""
         self._history.append(*self._checked(h, targets))
 
-    @torch.no_grad()
+    @checks.evaluating
     def log_prob(
         self, h: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
     ) -> Tensor:
@@ -106,7 +106,7 @@ class MbPA:
             result[stream, low:high] = self._target_log_prob(layer, near, labels[stream, low:high], room)
         return result.reshape(targets.shape)
 
-    @torch.no_grad()
+    @checks.evaluating
     def probabilities(
         self, h: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
     ) -> Tensor:
@@ -122,7 +122,7 @@ class MbPA:
                 rows[part, tile.start : tile.stop] = logits
         return result.softmax(-1).reshape(*h.shape[:-1], layer.classes)
 
-    @torch.no_grad()
+    @checks.evaluating
     def sequence_log_prob(
         self,
         h: Tensor,
