@@ -187,7 +187,7 @@ def measure(
         for _ in range(repeats_within(seconds * len(runs), turns, least=3 if turns < 20 else 1)):
             for i in chance.sample(
                 list(runs), len(runs)
-            ):  # nobody always follows the same one, who leaves it the cache
+            ):  # nobody always follows the same one
                 guarded(i, partial(turn, i))
 
     def conclude(i: int) -> None:
