@@ -185,9 +185,7 @@ def measure(
         turns = sum(each[i] for i in runs)
         chance = random.Random(0)
         for _ in range(repeats_within(seconds * len(runs), turns, least=3 if turns < 20 else 1)):
-            for i in chance.sample(
-                list(runs), len(runs)
-            ):  # nobody always follows the same one
+            for i in chance.sample(list(runs), len(runs)):  # nobody always follows the same one
                 guarded(i, partial(turn, i))
 
     def conclude(i: int) -> None:
