@@ -64,23 +64,10 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor)
             return
         objective, radius = objective_of(head)
         device.kernels().write_rows[(runs.keys.numel(),)](
-            runs.h,
-            runs.keys,
-            runs.order,
-            runs.blocks,
-            runs.before,
-            runs.n,
-            runs.rate,
-            runs.center,
-            runs.scale,
-            head.counts,
-            weight,
-            head.in_features,
-            float(radius),
-            MEMORIZING=head.memorizing,
-            OBJECTIVE=objective,
-            **device.tile(head.in_features),
-        )
+            runs.h, runs.keys, runs.order, runs.blocks, runs.before, runs.n, runs.rate, runs.center, runs.scale,
+            head.counts, weight, head.in_features, float(radius),
+            MEMORIZING=head.memorizing, OBJECTIVE=objective, **device.tile(head.in_features),
+        )  # fmt: skip
         # Autograd refuses to go back through values that have changed: it must know.
         torch.autograd.graph.increment_version((weight, head.counts))
 
@@ -112,74 +99,28 @@ def find_runs(
     step, kind_of_step = no_update(weight) if update is None else update.arguments()
     row = {"BLOCK": shape["BLOCK"], "num_warps": min(16, max(1, shape["BLOCK"] // 512))}  # most programs have no row
     triton.find_runs[(n,)](
-        keys,
-        head.counts,
-        weight,
-        before,
-        many,
-        rate,
-        norms,
-        n,
-        features,
-        float(gamma),
-        limit or 0,
-        many if slots is None else slots,
-        *step,
-        RATE=kind,
-        LIMITED=limit is not None,
-        MATCH=match,
-        SLOTS=slots is not None,
-        **kind_of_step,
-        **row,
-    )
+        keys, head.counts, weight, before, many, rate, norms, n, features, float(gamma), limit or 0,
+        many if slots is None else slots, *step,
+        RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None, **kind_of_step, **row,
+    )  # fmt: skip
     if kind == triton.GIVEN:
         rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
     row_parts = min(device.ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     if match:
         triton.see_all_rows[(row_parts,)](
-            head.counts,
-            weight,
-            running.batches,
-            all_norms,
-            all_rows,
-            features,
-            head.num_classes,
-            *step,
-            **kind_of_step,
-            **row,
-        )
+            head.counts, weight, running.batches, all_norms, all_rows, features, head.num_classes, *step,
+            **kind_of_step, **row,
+        )  # fmt: skip
     center, scale = torch.empty_like(running.mean), seen.share.new_empty(1)
     triton.statistics[(-(-features // 32) + 1,)](
-        seen.column_sums,
-        seen.norm_sums,
-        seen.kept,
-        seen.nonfinite,
-        seen.share,
-        before,
-        norms,
-        all_norms,
-        all_rows,
-        running.mean,
-        running.norms,
-        running.batches,
-        head.nonfinite_count,
-        center,
-        scale,
-        n,
-        features,
-        seen.kept.shape[0],
-        row_parts,
-        1.0 if match else head.scale,
-        HORIZON,
-        MATCH=match,
-        CENTER=head.center,
-        PARTS=device.power_of_two(seen.kept.shape[0]),
-        ALL_PARTS=device.power_of_two(row_parts),
-        COLUMNS=32,
-        POSITIONS=min(8192, device.power_of_two(n)),
+        seen.column_sums, seen.norm_sums, seen.kept, seen.nonfinite, seen.share, before, norms, all_norms, all_rows,
+        running.mean, running.norms, running.batches, head.nonfinite_count, center, scale, n, features,
+        seen.kept.shape[0], row_parts, 1.0 if match else head.scale, HORIZON,
+        MATCH=match, CENTER=head.center, PARTS=device.power_of_two(seen.kept.shape[0]),
+        ALL_PARTS=device.power_of_two(row_parts), COLUMNS=32, POSITIONS=min(8192, device.power_of_two(n)),
         num_warps=8,
-    )
+    )  # fmt: skip
     torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
     blocks = h.new_empty(max(n // triton.BLOCK_LENGTH, 1), features, dtype=torch.float32)
     if head.memorizing and n >= triton.BLOCK_LENGTH:

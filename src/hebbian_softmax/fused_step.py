@@ -53,20 +53,10 @@ class RowStep:
                 else [slots] * 9
             )
             kernels().step_rows[(head.num_classes,)](
-                weight,
-                copy,
-                *values,
-                *of_runs,
-                head.counts,
-                head.in_features,
-                float(radius),
-                **kind,
-                COPY=keeper is not None,
-                WRITE=runs is not None,
-                MEMORIZING=head.memorizing,
-                OBJECTIVE=objective,
-                **tile(head.in_features),
-            )
+                weight, copy, *values, *of_runs, head.counts, head.in_features, float(radius),
+                **kind, COPY=keeper is not None, WRITE=runs is not None, MEMORIZING=head.memorizing,
+                OBJECTIVE=objective, **tile(head.in_features),
+            )  # fmt: skip
         torch.autograd.graph.increment_version((weight, copy, head.counts))
         if keeper is not None:
             keeper.note(weight)

@@ -9,29 +9,10 @@ from hebbian_softmax.kernels.step import stepped
 
 @triton.jit
 def inspect(
-    h,
-    targets,
-    mean,
-    batches,
-    keys,
-    column_sums,
-    norm_sums,
-    kept,
-    nonfinite,
-    share,
-    copy,
-    targets_copy,
-    n,
-    features,
-    classes,
-    ignore_index,
-    horizon,
-    CENTER: tl.constexpr,
-    COPY: tl.constexpr,
-    STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    h, targets, mean, batches, keys, column_sums, norm_sums, kept, nonfinite, share, copy, targets_copy, n, features,
+    classes, ignore_index, horizon,
+    CENTER: tl.constexpr, COPY: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Read the activations once: which take part (their class as key, -1 for the others), partial sums.
 
     With ``COPY`` they are copied on the way.
@@ -80,38 +61,11 @@ WINDOW = tl.constexpr(128)
 
 @triton.jit
 def find_runs(
-    keys,
-    counts,
-    weight,
-    before_out,
-    n_out,
-    rate_out,
-    norm_out,
-    n,
-    features,
-    gamma,
-    limit,
-    slots,
-    grad,
-    first,
-    second,
-    step,
-    lr,
-    decay,
-    rest1,
-    keep2,
-    rest2,
-    log1,
-    log2,
-    eps,
-    UPDATE: tl.constexpr,
-    LR_TENSOR: tl.constexpr,
-    RATE: tl.constexpr,
-    LIMITED: tl.constexpr,
-    MATCH: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    keys, counts, weight, before_out, n_out, rate_out, norm_out, n, features, gamma, limit, slots, grad, first,
+    second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
+    UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, MATCH: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a sorted position. At the start of a run: n[i], c[i], λ[i] and ‖θ̂[i]‖; elsewhere n = 0.
 
     Given a step that is still to be made, θ̂ is what it will leave. ``slots`` tells a row where its run starts.
@@ -137,24 +91,9 @@ def find_runs(
                 column = tl.arange(0, BLOCK)
                 at = key.to(tl.int64) * features + column
                 row, _m, _v = stepped(
-                    weight,
-                    at,
-                    column < features,
-                    grad,
-                    first,
-                    second,
-                    step,
-                    lr,
-                    decay,
-                    rest1,
-                    keep2,
-                    rest2,
-                    log1,
-                    log2,
-                    eps,
-                    UPDATE,
-                    LR_TENSOR,
-                )
+                    weight, at, column < features, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1,
+                    log2, eps, UPDATE, LR_TENSOR,
+                )  # fmt: skip
                 tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
     tl.store(n_out + position, many)
     tl.store(before_out + position, before)
@@ -177,29 +116,10 @@ def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
 
 @triton.jit
 def see_all_rows(
-    counts,
-    weight,
-    batches,
-    norm_sums,
-    rows_out,
-    features,
-    classes,
-    grad,
-    first,
-    second,
-    step,
-    lr,
-    decay,
-    rest1,
-    keep2,
-    rest2,
-    log1,
-    log2,
-    eps,
-    UPDATE: tl.constexpr,
-    LR_TENSOR: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    counts, weight, batches, norm_sums, rows_out, features, classes, grad, first, second, step, lr, decay, rest1,
+    keep2, rest2, log1, log2, eps,
+    UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The norms of all familiar rows, as long as no norm of rows is known; afterwards nothing."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     if tl.load(batches) == 0:
@@ -211,24 +131,9 @@ def see_all_rows(
             if tl.load(counts + each) > 0:
                 at = tl.cast(each, tl.int64) * features + column
                 row, _m, _v = stepped(
-                    weight,
-                    at,
-                    inside,
-                    grad,
-                    first,
-                    second,
-                    step,
-                    lr,
-                    decay,
-                    rest1,
-                    keep2,
-                    rest2,
-                    log1,
-                    log2,
-                    eps,
-                    UPDATE,
-                    LR_TENSOR,
-                )
+                    weight, at, inside, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
+                    UPDATE, LR_TENSOR,
+                )  # fmt: skip
                 total += tl.sqrt_rn(tl.sum(row * row, 0))
                 rows += 1
         tl.store(norm_sums + program, total)

@@ -10,14 +10,9 @@ LENGTH = tl.constexpr(16)
 
 @triton.jit
 def sum_blocks(
-    h,
-    keys,
-    order,
-    rates,
-    blocks,
-    features,
+    h, keys, order, rates, blocks, features,
     COLUMNS: tl.constexpr,
-):
+):  # fmt: skip
     """The sum of one block, if all of it belongs to one class with λ > 0. No single program then sums a long run."""
     first = tl.program_id(0) * LENGTH
     key = tl.load(keys + first)
@@ -53,19 +48,9 @@ def _sum_rows(h, order, start, stop, features, ROWS: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def memory_of_run(
-    h,
-    order,
-    blocks,
-    center,
-    scale,
-    position,
-    n,
-    features,
-    radius,
-    OBJECTIVE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    h, order, blocks, center, scale, position, n, features, radius,
+    OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """w* of the run at ``position``: the mean of its activations, centred, scaled, through the inner objective."""
     column = tl.arange(0, BLOCK)
     inside = column < features
@@ -108,24 +93,9 @@ def mixed(row, memory, rate, DTYPE: tl.constexpr):
 
 @triton.jit
 def write_rows(
-    h,
-    keys,
-    order,
-    blocks,
-    before,
-    run_lengths,
-    rates,
-    center,
-    scale,
-    counts,
-    weight,
-    features,
-    radius,
-    MEMORIZING: tl.constexpr,
-    OBJECTIVE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    h, keys, order, blocks, before, run_lengths, rates, center, scale, counts, weight, features, radius,
+    MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a sorted position. At the start of a run the count advances and, where λ > 0, the row is mixed."""
     position = tl.program_id(0)
     n = tl.load(run_lengths + position)

@@ -7,34 +7,11 @@ import triton.language as tl
 
 @triton.jit
 def statistics(
-    column_sums,
-    norm_sums,
-    kept,
-    nonfinite,
-    share,
-    before,
-    row_norms,
-    all_norm_sums,
-    all_rows,
-    mean,
-    norms,
-    batches,
-    nonfinite_count,
-    center,
-    scale_out,
-    n,
-    features,
-    parts,
-    all_parts,
-    scale,
-    horizon,
-    MATCH: tl.constexpr,
-    CENTER: tl.constexpr,
-    PARTS: tl.constexpr,
-    ALL_PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    column_sums, norm_sums, kept, nonfinite, share, before, row_norms, all_norm_sums, all_rows, mean, norms, batches,
+    nonfinite_count, center, scale_out, n, features, parts, all_parts, scale, horizon,
+    MATCH: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr,
     POSITIONS: tl.constexpr,
-):
+):  # fmt: skip
     """Advance the running values, as ``RunningStatistics`` does, and leave the center before this batch and the scale.
 
     One program for each block of columns; the last one does what there is one of.

@@ -14,24 +14,9 @@ from hebbian_softmax.kernels.rows import memory_of_run, mixed
 
 @triton.jit
 def stepped(
-    weight,
-    at,
-    inside,
-    grad,
-    first,
-    second,
-    step,
-    lr,
-    decay,
-    rest1,
-    keep2,
-    rest2,
-    log1,
-    log2,
-    eps,
-    UPDATE: tl.constexpr,
-    LR_TENSOR: tl.constexpr,
-):
+    weight, at, inside, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
+    UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr,
+):  # fmt: skip
     """θ̂ as the step leaves it, rounded to the weight's dtype, and the optimizer's new m and v; stores nothing."""
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     m = w
@@ -56,46 +41,16 @@ def stepped(
 
 @triton.jit
 def step_elements(
-    weight,
-    n,
-    grad,
-    first,
-    second,
-    step,
-    lr,
-    decay,
-    rest1,
-    keep2,
-    rest2,
-    log1,
-    log2,
-    eps,
-    UPDATE: tl.constexpr,
-    LR_TENSOR: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    weight, n, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
+    UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The step of a parameter of any shape."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     w, m, v = stepped(
-        weight,
-        at,
-        inside,
-        grad,
-        first,
-        second,
-        step,
-        lr,
-        decay,
-        rest1,
-        keep2,
-        rest2,
-        log1,
-        log2,
-        eps,
-        UPDATE,
+        weight, at, inside, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps, UPDATE,
         LR_TENSOR,
-    )
+    )  # fmt: skip
     tl.store(weight + at, w, mask=inside)
     tl.store(second + at, v, mask=inside)
     if UPDATE == 2:
@@ -104,65 +59,20 @@ def step_elements(
 
 @triton.jit
 def step_rows(
-    weight,
-    copy,
-    grad,
-    first,
-    second,
-    step,
-    lr,
-    decay,
-    rest1,
-    keep2,
-    rest2,
-    log1,
-    log2,
-    eps,
-    slots,
-    h,
-    order,
-    blocks,
-    before,
-    run_lengths,
-    rates,
-    center,
-    scale,
-    counts,
-    features,
-    radius,
-    UPDATE: tl.constexpr,
-    LR_TENSOR: tl.constexpr,
-    COPY: tl.constexpr,
-    WRITE: tl.constexpr,
-    MEMORIZING: tl.constexpr,
-    OBJECTIVE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    weight, copy, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps, slots, h, order, blocks,
+    before, run_lengths, rates, center, scale, counts, features, radius,
+    UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, COPY: tl.constexpr, WRITE: tl.constexpr, MEMORIZING: tl.constexpr,
+    OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a row: the step and, where the class has a run with λ > 0, the mixture, read and written once."""
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < features
     at = row.to(tl.int64) * features + column
     w, m, v = stepped(
-        weight,
-        at,
-        inside,
-        grad,
-        first,
-        second,
-        step,
-        lr,
-        decay,
-        rest1,
-        keep2,
-        rest2,
-        log1,
-        log2,
-        eps,
-        UPDATE,
+        weight, at, inside, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps, UPDATE,
         LR_TENSOR,
-    )
+    )  # fmt: skip
     if WRITE:
         position = tl.load(slots + row)
         if position >= 0:
