@@ -6,7 +6,6 @@ On a CPU their steps are torch's; the kernels run on a GPU, or in Triton's inter
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from typing import Any
 
@@ -15,57 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax, InnerProduct, optim, pending
-from hebbian_softmax import device as hardware
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
-from tests.interpreter import interpreted, quiet
+from tests.interpreter import quiet
+from tests.one_pass import CLASSES, FEATURES, PAIRS, any_device, batch, both, every_pair, model, train
 from tests.waiting import no_waiting
 
 pytestmark = quiet
-FEATURES, CLASSES = 6, 9
-PAIRS = {
-    "rmsprop": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "alpha": 0.9}),
-    "rmsprop-decay": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-5}),
-    "adam": (OnePassAdam, torch.optim.Adam, {"lr": 0.01}),
-    "adam-decay": (OnePassAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.99), "weight_decay": 0.1}),
-}
-every_pair = pytest.mark.parametrize("name", PAIRS)
-both = pytest.mark.parametrize("name", ["rmsprop", "adam"])
-
-
-@pytest.fixture(
-    params=["cpu", pytest.param("interpreted", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(optim, "_LARGE", 1)
-    if request.param != "interpreted":
-        return request.param
-    monkeypatch.setattr(hardware, "on_gpu", lambda tensor: tensor.dtype != torch.float64)
-    return "cpu"
-
-
-def model(device: str, **options: Any) -> nn.ModuleDict:
-    torch.manual_seed(0)
-    head = HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.3, "limit": 7} | options))
-    return nn.ModuleDict({"net": nn.Linear(4, FEATURES), "head": head}).to(device)
-
-
-def batch(number: int, device: str, n: int = 8) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randn(n, 4, generator=generator)
-    y = (torch.rand(n, generator=generator) ** 2 * CLASSES).long()
-    return x.to(device), y.to(device)
-
-
-def train(net: nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers: range, **how: Any) -> None:
-    device = net["head"].weight.device
-    for number in numbers:
-        optimizer.zero_grad(set_to_none=how.get("to_none", True))
-        for part in range(how.get("parts", 1)):
-            x, y = batch(100 * part + number, str(device))
-            net["head"].loss(net["net"](x), y).backward()
-        if how.get("clip"):
-            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        optimizer.step()
+device = any_device
 
 
 def assert_same(found: nn.Module, expected: nn.Module, rtol: float = 2e-5, atol: float = 2e-6) -> None:
@@ -368,32 +323,6 @@ def test_a_scaler_skips(device: str) -> None:
     assert int(net["head"].counts.sum()) == 2 * 8
 
 
-@pytest.mark.parametrize("change", ["nothing", "in place", "load", "grow", "memorize"])
-def test_the_copy_is_the_weight(change: str, device: str, request: pytest.FixtureRequest) -> None:
-    net = model(device)
-    head = net["head"]
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
-    train(net, optimizer, range(2))
-    copied = head.low_precision.of(head.weight)
-    if change == "in place":
-        with torch.no_grad():
-            head.weight.mul_(2)
-    elif change == "load":
-        head.load_state_dict(model(device)["head"].state_dict())
-    elif change == "grow":
-        head.add_classes(3)
-    elif change == "memorize":
-        head.memorize(torch.randn(2, FEATURES, device=device), torch.tensor([1, 2], device=device))
-    again = head.low_precision.of(head.weight)
-    assert again.dtype == torch.bfloat16
-    if "interpreted" not in request.node.name:  # which rounds towards 0
-        assert torch.equal(again, head.weight.detach().bfloat16())
-    torch.testing.assert_close(again.float(), head.weight.detach(), rtol=2**-7, atol=0)
-    assert (again is copied) == (change != "grow")
-    assert not any("precision" in key for key in head.state_dict())
-    assert copy.deepcopy(head).low_precision is None
-
-
 @pytest.mark.gpu
 def test_wide_rows_and_many_of_them() -> None:
     """Warps of one program are not in step there."""
@@ -412,85 +341,6 @@ def test_wide_rows_and_many_of_them() -> None:
     torch.testing.assert_close(first.weight, second.weight, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(first.running.norms, second.running.norms)
     assert torch.equal(first.counts, second.counts)
-
-
-def test_the_loss_uses_the_copy(device: str) -> None:
-    """For bfloat16 activations; the gradient goes to the weight itself."""
-    net = model(device)
-    head = net["head"]
-    h, y = torch.randn(8, FEATURES, device=device), batch(0, device)[1]
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
-    head.low_precision.of(head.weight).zero_()  # to be recognised: all classes are then equally likely
-    alike = math.log(head.num_classes)
-    assert head.loss(h, y).item() != pytest.approx(alike)
-    loss = head.loss(h.bfloat16(), y)
-    assert loss.dtype == torch.float32
-    with torch.autocast(device, torch.bfloat16):
-        under_autocast = head.loss(h, y)
-    for each in (loss, under_autocast):
-        assert each.item() == pytest.approx(alike)
-        each.backward()
-    assert head.weight.grad.dtype == torch.float32
-    optimizer.step()
-    assert int(head.counts.sum()) == 16
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_an_evaluation_in_inference_mode_may_come_first(reduction: str, device: str) -> None:
-    net = model(device)
-    head, optimizer = net["head"], OnePassRMSprop(net.parameters(), head=net["head"])
-    h, y = torch.randn(8, FEATURES, device=device, dtype=torch.bfloat16), batch(0, device)[1]
-    with torch.inference_mode():
-        head.loss(h, y)
-    for _ in range(2):
-        head.loss(h, y, reduction=reduction).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert int(head.counts.sum()) == 16
-
-
-def test_the_copy_is_not_for_functional_transforms() -> None:
-    net = model("cpu")
-    calls, h, y = Calls(net["head"]), torch.randn(8, FEATURES), batch(0, "cpu")[1]
-    OnePassRMSprop(net.parameters(), head=net["head"])
-
-    def loss(weight: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.func.functional_call(calls, {"head.weight": weight}, (h, y))
-
-    assert torch.func.grad(loss)(net["head"].weight.detach()).isfinite().all()
-
-
-class Calls(nn.Module):
-    """A model whose forward pass is the head's loss."""
-
-    def __init__(self, head: HebbianSoftmax) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, h: Tensor, targets: Tensor) -> Tensor:
-        return self.head.loss(h, targets, remember=False)
-
-
-def test_the_copy_of_a_weight_that_changes_its_layout(device: str) -> None:
-    net = model(device)
-    head = net["head"]
-    head.weight.data = head.weight.data.mT.contiguous().mT
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
-    head.low_precision.of(head.weight)
-    head.weight.data = head.weight.data.contiguous()
-    train(net, optimizer, range(1))
-    torch.testing.assert_close(head.low_precision.of(head.weight).float(), head.weight.detach(), rtol=2**-7, atol=0)
-
-
-def test_bfloat16_weights_have_no_copy(device: str) -> None:
-    net = model(device).bfloat16()
-    optimizer = OnePassAdam(net.parameters(), head=net["head"])
-    assert net["head"].low_precision is None
-    x, y = batch(0, device)
-    net["head"].loss(net["net"](x.bfloat16()), y).backward()
-    optimizer.step()
-    assert int(net["head"].counts.sum()) == 8
 
 
 @pytest.mark.gpu
