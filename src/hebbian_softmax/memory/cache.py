@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +10,10 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.memory import checks
 from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, scores_of, tile_shape
-from hebbian_softmax.memory.history import History, Timeline
+from hebbian_softmax.memory.history import History, Memory, Timeline
 
 
-class NeuralCache:
+class NeuralCache(Memory):
     r"""Words that followed similar activations in the last n steps (Grave et al. 2016; the paper's equation 1).
 
     .. math::
@@ -136,19 +135,3 @@ class NeuralCache:
         if sizes is None:
             found = found.squeeze(1)
         return found.squeeze(0) if thetas is None else found
-
-    def reset(self) -> None:
-        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
-        self._history.reset()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
-        return self._history.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._history.load_state_dict(state)
-
-    def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        streams, labels = checks.check_pair(h, targets)
-        self._history.check(streams)
-        return streams, labels

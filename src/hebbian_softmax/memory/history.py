@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.memory import checks
+
 
 class History:
     """A window over the last ``capacity`` pairs of each stream, oldest first.
@@ -116,3 +118,25 @@ class Timeline:
         if high <= self.start:
             return old[:, low:high]
         return torch.cat([old[:, low:], new[:, : high - self.start]], 1)
+
+
+class Memory:
+    """What all memories do with their history."""
+
+    _history: History
+
+    def reset(self) -> None:
+        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
+        self._history.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
+        return self._history.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._history.load_state_dict(state)
+
+    def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        streams, labels = checks.check_pair(h, targets)
+        self._history.check(streams)
+        return streams, labels

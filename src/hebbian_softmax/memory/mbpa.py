@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +11,11 @@ from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
 from hebbian_softmax.memory import checks
 from hebbian_softmax.memory.adaptation import Layer, Neighbours, one_step, several_steps
-from hebbian_softmax.memory.history import History, Timeline
+from hebbian_softmax.memory.history import History, Memory, Timeline
 from hebbian_softmax.memory.neighbours import faiss_nearest, nearest
 
 
-class MbPA:
+class MbPA(Memory):
     r"""Memory-based parameter adaptation (Sprechmann et al. 2018) of an output layer θ = (weight, bias).
 
     For a query h the K nearest of the last n stored (h_k, y_k), weighted :math:`w_k \propto 1 / (\epsilon + \|h_k -
@@ -169,22 +168,6 @@ class MbPA:
                 result[stream, first - timeline.start : last - timeline.start] = found
         self._history.append(streams, labels)
         return result.reshape(targets.shape)
-
-    def reset(self) -> None:
-        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
-        self._history.reset()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
-        return self._history.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._history.load_state_dict(state)
-
-    def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        streams, labels = checks.check_pair(h, targets)
-        self._history.check(streams)
-        return streams, labels
 
     def _layer(self, streams: Tensor, labels: Tensor | None, weight: Tensor, bias: Tensor | None) -> Layer:
         checks.check_layer(streams, weight, bias)
