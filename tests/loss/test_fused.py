@@ -124,6 +124,10 @@ def test_a_sure_target_keeps_its_gradient() -> None:
     expected = exact(problem, a, a)
     for found in both_schedules(problem, a, a, LARGE):
         assert ((found[0].nll - expected[0].nll).abs() <= 1e-4 * expected[0].nll).all()
+        dh, right = found[1].input, expected[1].input
+        assert dh is not None
+        assert right is not None  # row by row, since the surest have the least gradient
+        assert ((dh.double() - right).norm(dim=1) <= max(TOLERANCE, 1e-3) * right.norm(dim=1)).all()
         check(found, expected, max(TOLERANCE, 1e-4))
 
 
