@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.test_pending import CLASSES, Lab
+from tests.pending_lab import CLASSES, Lab
 
 
 @pytest.mark.parametrize("frozen", [False, True])
