@@ -107,6 +107,20 @@ def test_logits_too_large_for_the_first_shift_are_made_again(scale: float) -> No
     check(one_pass, exact(problem, a, a), max(TOLERANCE, 1e-6 * scale))
 
 
+@pytest.mark.parametrize("nll", [57.0, 64.0, 85.0])  # Σ E about 2⁸², 2⁹², 2¹²³
+def test_products_with_large_rows_stay_in_range(nll: float) -> None:
+    """2⁸⁷, the limit of Σ E, times rows of 2³⁸ still fits into float32, and a higher limit would not."""
+    problem, a = make(64, 16, 300)
+    weight = problem.weight * 2.0**40
+    weight[0] = 0  # the target of all
+    h = torch.randn_like(problem.input)
+    h *= nll / (h.float() @ weight.float().T).amax(dim=1, keepdim=True).to(DTYPE)
+    problem = replace(problem, input=h, weight=weight, target=torch.zeros_like(problem.target))
+    one_pass, _ = both_schedules(problem, a, a, LARGE)
+    assert ((one_pass[0].nll - nll).abs() < 4).all()
+    check(one_pass, exact(problem, a, a), max(TOLERANCE, 1e-4))
+
+
 def test_one_row_made_again_among_others() -> None:
     problem, a = make(200, 16, 300)
     h = problem.input.clone()
