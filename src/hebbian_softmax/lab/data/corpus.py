@@ -1,0 +1,270 @@
+"""A prepared corpus: one folder with the ids of every word, the vocabulary and a manifest.
+
+manifest.json    name, settings, sources and their checksums, token counts, checksums of the files below
+ids.bin          all splits one after the other, little-endian int32, memory-mapped when read
+vocabulary.tsv   one word a line with its count in training, most frequent first: the line's number is the word's id
+*.bin            further arrays, where a corpus has them
+
+The folder appears under its name once it is whole, so a folder with a manifest is a finished one.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.data.root import cache_root
+from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.files import TEMPORARY, cannot_write, sync_folder
+
+FORMAT = 1
+MANIFEST, IDS, VOCABULARY = "manifest.json", "ids.bin", "vocabulary.tsv"
+SPLITS = ("train", "valid", "test")
+EOS, UNK = "<eos>", "<unk>"
+DTYPES = {"int32": torch.int32, "int64": torch.int64}
+
+BUCKETS = (">10K", "1K–10K", "100–1K", "<100")  # training occurrences, the columns of the paper's frequency table
+_BOUNDS = torch.tensor([100, 1_000, 10_001])  # the first count of the next bucket
+
+
+def bucket_of(counts: Tensor) -> Tensor:
+    """For each count of training occurrences the index of its bucket in `BUCKETS`.
+
+    >>> bucket_of(torch.tensor([0, 99, 100, 999, 1_000, 10_000, 10_001])).tolist()
+    [3, 3, 2, 2, 1, 1, 0]
+    """
+    return len(_BOUNDS) - torch.bucketize(counts, _BOUNDS.to(counts.device), right=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A prepared corpus, memory-mapped: opening it reads the vocabulary and no ids. Made by `open_corpus`."""
+
+    name: str
+    path: Path
+    words: Sequence[str]  # id -> word, most frequent training word first; of equally frequent ones the smaller string
+    counts: Tensor  # int64 (V,), occurrences in training
+    splits: Mapping[str, Tensor]  # "train", "valid", "test" -> int32 (tokens,); for reading only
+    fingerprint: str  # names these very ids, vocabulary and settings
+    manifest: Mapping[str, Any]
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # what else this corpus knows, by name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self.manifest["settings"]
+        return settings
+
+
+def write_corpus(
+    folder: Path,
+    name: str,
+    splits: Mapping[str, Iterable[Any]],
+    words: Sequence[str],
+    counts: Sequence[int],
+    settings: Mapping[str, Any],
+    sources: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Corpus:
+    """Write the folder of a corpus, whole or not at all, and open it.
+
+    A split is an array of ids or a stream of such arrays. `settings` and `sources` (name, bytes, sha256 of each file)
+    say what the corpus follows from; `notes` are facts about it that settings do not fix, for people.
+    """
+    if set(splits) != set(SPLITS):
+        raise ValueError(f"splits must be {', '.join(SPLITS)}, not {', '.join(splits)}")
+    if len(words) != len(counts) or len(set(words)) != len(words):
+        raise ValueError("words must be distinct and have one count each")
+    if any(not word or "\n" in word for word in words):
+        raise ValueError("words must not be empty or hold a line break")
+    temporary = folder.with_name(f"{TEMPORARY}{os.getpid()}-{folder.name}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            manifest = {
+                "format": FORMAT,
+                "name": name,
+                "settings": dict(settings),
+                "sources": [dict(source) for source in sources],
+                "notes": dict(notes or {}),
+                "vocabulary": len(words),
+                "splits": _write_ids(temporary / IDS, name, splits, len(words)),
+                "arrays": _write_arrays(temporary, arrays or {}),
+            }
+            lines = "".join(f"{word}\t{int(count)}\n" for word, count in zip(words, counts, strict=True))
+            _write(temporary / VOCABULARY, [lines.encode()])
+            manifest["files"] = {path.name: describe(path) for path in sorted(temporary.iterdir())}
+            _write(temporary / MANIFEST, [(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()])
+            sync_folder(temporary)
+            if folder.exists():
+                shutil.rmtree(folder)
+            temporary.replace(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise LabError(f"{cannot_write(folder, error)}, with HEBBIAN_CACHE") from error
+    return open_corpus(folder)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Length and checksum of a file, as manifests hold them."""
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def open_corpus(folder: Path, verify: bool = False) -> Corpus:
+    """The corpus in `folder`. Files of the wrong length and damaged vocabularies are always found; `verify` reads and
+    checks every byte."""
+    with _damage(folder / MANIFEST):
+        manifest = _read_manifest(folder)
+        name, settings, files = str(manifest["name"]), dict(manifest["settings"]), dict(manifest["files"])
+        spans = {split: (int(span["start"]), int(span["tokens"])) for split, span in manifest["splits"].items()}
+        dtypes = {array: DTYPES[dtype] for array, dtype in manifest["arrays"].items()}
+        if set(spans) != set(SPLITS) or {IDS, VOCABULARY} - set(files):
+            raise ValueError("it lacks a split or a file")
+    for file, description in files.items():
+        _check(folder, file, description, verify or file == VOCABULARY)
+    with _damage(folder / VOCABULARY):
+        words, counts = _read_vocabulary(folder / VOCABULARY)
+    ids = _map(folder / IDS, torch.int32)
+    with _damage(folder / MANIFEST):
+        if len(words) != manifest["vocabulary"] or sum(tokens for _, tokens in spans.values()) != len(ids):
+            raise ValueError("its counts are not those of the files")
+    identity = json.dumps([settings, files, spans], sort_keys=True)
+    return Corpus(
+        name=name,
+        path=folder,
+        words=words,
+        counts=counts,
+        splits={split: ids[start : start + tokens] for split, (start, tokens) in spans.items()},
+        fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
+        manifest=manifest,
+        arrays={array: _map(folder / f"{array}.bin", dtype) for array, dtype in dtypes.items()},
+    )
+
+
+def corpora_root() -> Path:
+    """The folder of prepared corpora, one folder each."""
+    return cache_root() / "corpora"
+
+
+def prepared() -> list[Path]:
+    """The folders of all prepared corpora, in order of their names."""
+    return sorted(path.parent for path in corpora_root().glob(f"[!.]*/{MANIFEST}"))
+
+
+def load_corpus(name_or_folder: str, *, data_root: str = "", quiet: bool = False) -> Corpus:
+    """A corpus by its name under the cache folder, or by its folder."""
+    for folder in (corpora_root() / name_or_folder, Path(name_or_folder)):
+        if (folder / MANIFEST).exists():
+            return open_corpus(folder)
+    names = ", ".join(path.name for path in prepared()) or "none"
+    raise LabError(f"{name_or_folder!r} is no prepared corpus (there are: {names}): see hebbian data list")
+
+
+def _write_ids(path: Path, name: str, splits: Mapping[str, Iterable[Any]], vocabulary: int) -> dict[str, Any]:
+    spans: dict[str, Any] = {}
+    start = 0
+    for split in SPLITS:
+        chunks = splits[split]
+        _write(path, _checked([chunks] if hasattr(chunks, "shape") else chunks, split, vocabulary))
+        end = path.stat().st_size // 4
+        if end == start:
+            raise LabError(f"the {split} split of {name} is empty: look at what its sources hold")
+        spans[split] = {"start": start, "tokens": end - start}
+        start = end
+    return spans
+
+
+def _checked(chunks: Iterable[Any], split: str, vocabulary: int) -> Iterator[bytes]:
+    import numpy as np
+
+    for chunk in chunks:
+        ids = np.asarray(chunk)
+        if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
+            raise ValueError(f"ids of {split} must be from 0 to {vocabulary - 1}")
+        yield ids.astype("<i4", copy=False).tobytes()
+
+
+def _write_arrays(folder: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
+    import numpy as np
+
+    dtypes = {}
+    for array, values in arrays.items():
+        values = np.asarray(values)
+        dtypes[array] = str(values.dtype)
+        if dtypes[array] not in DTYPES:
+            raise ValueError(f"{array} must be one of {', '.join(DTYPES)}, not {dtypes[array]}")
+        _write(folder / f"{array}.bin", [values.astype(values.dtype.newbyteorder("<")).tobytes()])
+    return dtypes
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    """Append to a file; the bytes are on the disk when this returns."""
+    with open(path, "ab") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise LabError(f"{folder} is no folder: name a prepared corpus (see hebbian data list)")
+    if not (folder / MANIFEST).exists():
+        raise LabError(f"{folder} is not a prepared corpus: it has no {MANIFEST}; see hebbian data prepare --help")
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    if manifest["format"] != FORMAT:
+        raise LabError(
+            f"{folder} has corpus format {manifest['format']!r}, this version reads {FORMAT}: prepare it again"
+        )
+    return manifest
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What a damaged file leads to, as an error that names it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, reason(error)) from error
+
+
+def _damaged(path: Path, what: str) -> LabError:
+    return LabError(f"{path} is damaged ({what}): delete the folder {path.parent} and prepare the corpus again")
+
+
+def _check(folder: Path, file: str, description: Mapping[str, Any], read: bool) -> None:
+    path = folder / file
+    with _damage(path):
+        if (size := path.stat().st_size) != description["bytes"]:
+            raise ValueError(f"{size:,} bytes where {description['bytes']:,} are expected")
+        if read and describe(path)["sha256"] != description["sha256"]:
+            raise ValueError("its checksum is not the manifest's")
+
+
+def _read_vocabulary(path: Path) -> tuple[list[str], Tensor]:
+    lines = path.read_bytes().decode().split("\n")[:-1]
+    pairs = [line.rpartition("\t") for line in lines]
+    return [word for word, _, _ in pairs], torch.tensor([int(count) for _, _, count in pairs], dtype=torch.int64)
+
+
+def _map(path: Path, dtype: torch.dtype) -> Tensor:
+    """The array in a file, in pages that are read when they are used; writing to it would not reach the file."""
+    if sys.byteorder != "little":
+        raise LabError(f"{path} holds little-endian numbers: this machine's byte order is not supported")
+    length = path.stat().st_size // dtype.itemsize
+    return torch.from_file(str(path), shared=False, size=length, dtype=dtype) if length else torch.empty(0, dtype=dtype)

@@ -1,0 +1,193 @@
+"""A corpus folder is whole or absent, is found to be damaged when it is, and gives back what was written."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hebbian_softmax.lab.data import corpus
+from hebbian_softmax.lab.data.corpus import Corpus, bucket_of, load_corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.errors import LabError
+from tests.lab.test_files import file_size_limit, names
+
+WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
+
+
+def write(folder: Path, **changes: Any) -> Corpus:
+    arguments: dict[str, Any] = {
+        "splits": {
+            "train": iter([np.array([0, 1]), np.array([], np.int64), np.array([0, 2, 3])]),
+            "valid": torch.tensor([3, 1]),
+            "test": np.array([1], np.uint16),
+        },
+        "words": WORDS,
+        "counts": [2, 1, 1, 1],
+        "settings": {"minimum": 1},
+        "sources": [{"name": "a.txt", "bytes": 3, "sha256": "00"}],
+        "arrays": {"first_seen": np.array([5, 6, 7, 8], np.int32), "starts": np.array([], np.int64)},
+    }
+    return write_corpus(folder, "toy", **(arguments | changes))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "toy")
+    found = open_corpus(tmp_path / "toy", verify=True)
+    assert (found.name, found.path, found.words) == ("toy", tmp_path / "toy", WORDS)
+    assert found.counts.tolist() == [2, 1, 1, 1]
+    assert found.counts.dtype == torch.int64
+    assert {split: ids.tolist() for split, ids in found.splits.items()} == {
+        "train": [0, 1, 0, 2, 3],
+        "valid": [3, 1],
+        "test": [1],
+    }
+    assert all(ids.dtype == torch.int32 for ids in found.splits.values())
+    assert found.arrays["first_seen"].tolist() == [5, 6, 7, 8]
+    assert found.arrays["starts"].tolist() == []
+    assert found.settings == {"minimum": 1}
+    assert names(tmp_path) == {"toy"}
+
+
+def test_writing_to_a_split_does_not_reach_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "toy").splits["train"].zero_()
+    assert open_corpus(tmp_path / "toy", verify=True).splits["train"].tolist() == [0, 1, 0, 2, 3]
+
+
+def test_the_fingerprint_names_ids_vocabulary_and_settings(tmp_path: Path) -> None:
+    first = write(tmp_path / "a").fingerprint
+    assert write(tmp_path / "b").fingerprint == first  # not the place
+    others = [
+        {"settings": {"minimum": 2}},
+        {"words": ["the", "<eos>", "tab", "naïve"]},
+        {"counts": [2, 1, 1, 0]},
+        {"splits": {"train": np.array([0]), "valid": np.array([1]), "test": np.array([2])}},
+        {"splits": {"train": np.array([0, 1, 0, 2, 3, 3]), "valid": np.array([1]), "test": np.array([1])}},
+    ]
+    found = {write(tmp_path / "c", **change).fingerprint for change in others}
+    assert len(found | {first}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("file", ["ids.bin", "vocabulary.tsv", "first_seen.bin", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None:
+    write(tmp_path / "toy")
+    path = tmp_path / "toy" / file
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-2])
+    else:
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(LabError, match=file.replace(".", r"\.")):
+        open_corpus(tmp_path / "toy", verify=True)
+    if damage != "flipped" or file == "vocabulary.tsv":
+        with pytest.raises(LabError, match=file.replace(".", r"\.")):
+            open_corpus(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("change", [{"vocabulary": 3}, {"splits": {}}, {"files": {}}, {"arrays": {"x": "int8"}}])
+def test_a_manifest_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    write(tmp_path / "toy")
+    path = tmp_path / "toy" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(LabError, match=r"manifest\.json is damaged"):
+        open_corpus(tmp_path / "toy")
+
+
+def test_another_format_and_no_corpus_at_all(tmp_path: Path) -> None:
+    write(tmp_path / "toy")
+    path = tmp_path / "toy" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(LabError, match="has corpus format 99"):
+        open_corpus(tmp_path / "toy")
+    with pytest.raises(LabError, match="has no manifest"):
+        open_corpus(tmp_path)
+    with pytest.raises(LabError, match="is no folder"):
+        open_corpus(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_an_empty_split_is_refused_and_nothing_is_left(tmp_path: Path, split: str) -> None:
+    splits = {name: np.array([0]) for name in ("train", "valid", "test")} | {split: np.array([], np.int32)}
+    with pytest.raises(LabError, match=f"the {split} split of toy is empty"):
+        write(tmp_path / "toy", splits=splits)
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"splits": {"train": np.array([0]), "valid": np.array([0])}},
+        {"splits": {"train": np.array([4]), "valid": np.array([0]), "test": np.array([0])}},
+        {"splits": {"train": np.array([-1]), "valid": np.array([0]), "test": np.array([0])}},
+        {"words": ["a", "b", "c", "c"]},
+        {"words": ["a", "b", "c", ""]},
+        {"words": ["a", "b", "c", "d\n"]},
+        {"counts": [1, 2, 3]},
+        {"arrays": {"x": np.zeros(3, np.float32)}},
+    ],
+)
+def test_wrong_arguments_write_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        write(tmp_path / "toy", **change)
+    assert names(tmp_path) == set()
+
+
+def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def stream() -> Iterator[Any]:
+        yield np.array([0, 1])
+        raise KilledError
+
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # the dead do not clean up
+    with pytest.raises(KilledError):
+        write(tmp_path / "toy", splits={"train": stream(), "valid": np.array([0]), "test": np.array([0])})
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".")
+    with pytest.raises(LabError, match="not a prepared corpus"):
+        open_corpus(left)
+    with pytest.raises(LabError, match="no folder"):
+        open_corpus(tmp_path / "toy")
+
+
+def test_a_full_disk_keeps_the_old_corpus(tmp_path: Path) -> None:
+    write(tmp_path / "toy")
+    big = {name: np.zeros(100_000, np.int32) for name in ("train", "valid", "test")}
+    with file_size_limit(50_000), pytest.raises(LabError, match=r"cannot write .*toy .*HEBBIAN_CACHE"):
+        write(tmp_path / "toy", splits=big)
+    assert names(tmp_path) == {"toy"}
+    open_corpus(tmp_path / "toy", verify=True)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "corpora").write_bytes(b"")
+    with pytest.raises(LabError, match=r"cannot write .*HEBBIAN_CACHE"):
+        write(tmp_path / "corpora" / "toy")
+
+
+def test_by_name_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    made = write(corpus.corpora_root() / "mine")
+    assert load_corpus("mine").fingerprint == made.fingerprint
+    assert load_corpus(str(made.path)).fingerprint == made.fingerprint
+    with pytest.raises(LabError, match=r"'other' is no prepared corpus .*mine"):
+        load_corpus("other")
+
+
+def test_buckets_are_the_papers() -> None:
+    def literal(count: int) -> str:
+        if count > 10_000:
+            return ">10K"
+        if count >= 1_000:
+            return "1K–10K"
+        return "100–1K" if count >= 100 else "<100"
+
+    counts = [0, 1, 99, 100, 101, 999, 1_000, 1_001, 9_999, 10_000, 10_001, 10**9]
+    assert [corpus.BUCKETS[bucket] for bucket in bucket_of(torch.tensor(counts))] == list(map(literal, counts))
