@@ -1,0 +1,1 @@
+"""Training and evaluation of word-level language models."""
