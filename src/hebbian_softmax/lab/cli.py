@@ -19,6 +19,7 @@ from hebbian_softmax.lab.errors import LabError, Terminated
 EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` adds
 
 VERBS = {
+    "train": "train a language model on a corpus",
     "compare": "train the same network with a plain and with a Hebbian softmax",
     "reproduce": "re-run an experiment of the paper: tuning, seeds, tables and figures",
 }
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(argv: Sequence[str] | None) -> int:
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(name_folder(sys.argv[1:] if argv is None else argv))
         code: int = arguments.execute(arguments)
         sys.stdout.flush()
         return code
@@ -86,8 +87,24 @@ def fail(message: str) -> int:
     return 1
 
 
+def name_folder(argv: Sequence[str]) -> list[str]:
+    """`hebbian train FOLDER ...` as the parser knows it: `hebbian train corpus --corpus FOLDER ...`."""
+    from hebbian_softmax.lab.language.source import FOLDER
+    from hebbian_softmax.lab.recipes import RECIPES
+
+    match list(argv):
+        case [verb, folder, *rest] if (
+            any(recipe.verb == verb and recipe.name == FOLDER for recipe in RECIPES)
+            and not any(recipe.verb == verb and recipe.name == folder for recipe in RECIPES)
+            and Path(folder).is_dir()
+        ):
+            return [verb, FOLDER, "--corpus", folder, *rest]
+    return list(argv)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. What a command does is its `execute` default."""
+    from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
     from hebbian_softmax.lab.recipes import RECIPES
 
     parser = argparse.ArgumentParser(
@@ -110,6 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
                 recipe.add_options(command)
                 command.set_defaults(execute=recipe.execute)
 
+    add_evaluate(commands)
     add_report(commands)
     return parser
 

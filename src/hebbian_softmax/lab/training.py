@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.progress import Progress
+from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.runs import Run
 
 
@@ -57,21 +58,26 @@ def train(
     label: str = "training",
     quiet: bool = False,
     show: Callable[..., Progress] = Progress,
+    logged: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> float:
     """Train `task` up to step `steps`, from the run's checkpoint if it has one; the value is the seconds it took.
 
     A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
     Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A loss that is not finite raises and leaves
-    the checkpoint from before it in place. `show` makes the progress.
+    the checkpoint from before it in place. `show` makes the progress; `logged` is called with each record of the log.
+
+    In a process group every rank calls this. The task makes their steps and losses equal; the first rank writes.
     """
+    ranks = current_ranks()
     step, seconds, losses = resume(task, run)
-    run.cut_log(step)
+    if ranks.first:
+        run.cut_log(step)
 
     saved_step, saved_at = step, time.monotonic()
     clock = time.monotonic() - seconds  # `seconds` counts the time of all resumes together
     metrics: Mapping[str, float] = {}
 
-    with catch_signals() as received, show(label, total=steps, start=step, quiet=quiet) as progress:
+    with catch_signals() as received, show(label, total=steps, start=step, quiet=quiet or not ranks.first) as progress:
         if lost := missing_records(run, step, steps, evaluate_every):
             progress.note(f"the log lacks the records of {lost}; they do not come back")
         while step < steps:
@@ -81,10 +87,17 @@ def train(
             if step % evaluate_every == 0 or step == steps:
                 means = finite(losses, step, saved_step)
                 metrics = task.evaluate()
-                run.log({"step": step, "seconds": time.monotonic() - clock, **means, **metrics})
+                if ranks.first:
+                    record = {"step": step, "seconds": time.monotonic() - clock, **means, **metrics}
+                    run.log(record)
+                    if logged is not None:
+                        logged(record)
                 losses = RunningMeans()
 
-            if received or step == steps or time.monotonic() - saved_at >= checkpoint_seconds:
+            stop, save, look = ranks.any(
+                bool(received), time.monotonic() - saved_at >= checkpoint_seconds, progress.due()
+            )
+            if stop or save or step == steps:
                 finite(losses, step, saved_step)
                 checkpoint = {
                     "step": step,
@@ -96,13 +109,14 @@ def train(
                 # A finite loss can still have had a gradient that is not.
                 if (value := first_nonfinite(checkpoint["task"])) is not None:
                     raise diverged("the task's state", value, step, saved_step)
-                run.save_checkpoint(checkpoint)
+                if ranks.first:
+                    run.save_checkpoint(checkpoint)
                 saved_step, saved_at = step, time.monotonic()
 
-            if received:
-                raise Interrupted(run, step, received[0])
+            if stop:
+                raise Interrupted(run, step, received[0] if received else signal.SIGTERM)
 
-            if progress.due():  # reading the losses waits for the device, so not every step
+            if look:  # reading the losses waits for the device, so not every step
                 progress.update(step, {**metrics, **finite(losses, step, saved_step)})
         progress.update(steps, metrics)
     return seconds

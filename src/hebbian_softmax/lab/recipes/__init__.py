@@ -3,7 +3,7 @@
 A new recipe is a module with a `RECIPE` and one line here.
 """
 
-from hebbian_softmax.lab.recipes import images, longtail, omniglot
+from hebbian_softmax.lab.recipes import images, longtail, omniglot, words
 from hebbian_softmax.lab.recipes.recipe import Recipe
 
-RECIPES: tuple[Recipe, ...] = (images.GLYPHS, images.OMNIGLOT, longtail.RECIPE, omniglot.RECIPE)
+RECIPES: tuple[Recipe, ...] = (images.GLYPHS, images.OMNIGLOT, longtail.RECIPE, omniglot.RECIPE, *words.RECIPES)

@@ -1,0 +1,98 @@
+"""One language model while it learns: the network, its optimizer, and one step of both."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.language.optimizers import make_optimizer
+from hebbian_softmax.lab.language.rule import make_head
+from hebbian_softmax.lab.language.settings import Settings
+from hebbian_softmax.lab.models.lstm import WordLSTM
+from hebbian_softmax.lab.ranks import current_ranks
+from hebbian_softmax.lab.seeds import derive_seed
+
+
+def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:
+    """Equal seeds give equal first weights, whatever the head."""
+    torch.manual_seed(derive_seed(settings.seed, "weights"))
+    sizes = settings.sizes
+    model = WordLSTM(
+        make_head(settings, vocabulary),
+        memorizes=hebbian,
+        hidden=sizes.hidden,
+        layers=sizes.layers,
+        input_dropout=settings.input_dropout,
+        tied=settings.tied == "yes",
+        layer_norm=settings.layer_norm,
+        precision=choose_precision(settings.precision, device),
+    )
+    return model.to(device)
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    half = name == "bf16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if half else torch.float32
+
+
+class Learner:
+    """The ranks of a process group share each batch: the loss and the step are those of one process on all of it."""
+
+    def __init__(self, settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> None:
+        self.ranks, self.clip, self.accumulate = current_ranks(), settings.clip, settings.accumulate
+        parts = self.ranks.count * self.accumulate
+        if settings.sizes.batch % parts:
+            raise LabError(
+                f"a batch of {settings.sizes.batch} sequences cannot be shared by {self.ranks.count} processes in "
+                f"{self.accumulate} parts each: give --batch a multiple of {parts}"
+            )
+        self.model = make_model(settings, vocabulary, hebbian=hebbian, device=device)
+        self.optimizer = make_optimizer(
+            settings.optimizer,
+            self.model,
+            learning_rate=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            alone=self.ranks.count == 1,
+        )
+        self._parallel: nn.Module = self.model
+        if self.ranks.count > 1:
+            # All buffers are the head's, and equal on all ranks already.
+            self._parallel = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
+        """One optimizer step on (length + 1, columns) words; the value is the mean loss, over all ranks.
+
+        Nothing here waits for the device.
+        """
+        self.model.head.memorizing = memorizing
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.zero_grad()
+        losses = []
+        parts = words.chunk(self.accumulate, dim=1)
+        for number, part in enumerate(parts, start=1):
+            with self._own_gradients() if number < len(parts) else contextlib.nullcontext():
+                loss = self._parallel(part[:-1], part[1:]) / len(parts)
+                loss.backward()
+            losses.append(loss.detach())
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return self.ranks.mean(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
+
+    def _own_gradients(self) -> contextlib.AbstractContextManager[None]:
+        """Ranks exchange gradients once a step, with its last part."""
+        if isinstance(self._parallel, DistributedDataParallel):
+            return self._parallel.no_sync()  # type: ignore[no-any-return, unused-ignore]
+        return contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

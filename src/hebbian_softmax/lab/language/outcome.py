@@ -1,0 +1,108 @@
+"""What a run of language models says: perplexities by frequency, learning curves, sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.language.evaluation import Score, measure
+from hebbian_softmax.lab.models.lstm import WordLSTM
+from hebbian_softmax.lab.progress import Progress
+from hebbian_softmax.lab.ranks import current_ranks
+from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.report.tables import Cell, Table
+from hebbian_softmax.lab.runs import Run
+
+NAMES = {"plain_": "plain softmax", "hebbian_": "Hebbian softmax"}
+TEXTS = {"valid": "validation", "test": "test"}
+Scores = Mapping[str, Mapping[str, Score]]
+"""By the model's prefix, then by split."""
+
+
+def words_file(prefix: str, split: str) -> str:
+    """The loss and the id of every word that a model was to predict: `nll` (float32) and `ids` (int32)."""
+    return f"{prefix.replace('_', '-')}{split}-words.npz"
+
+
+def measure_all(
+    models: Mapping[str, WordLSTM],
+    corpus: Corpus,
+    splits: Sequence[str],
+    run: Run,
+    *,
+    streams: int = 1,
+    quiet: bool = False,
+) -> dict[str, dict[str, Score]]:
+    """Measure all models on all splits, and keep what each thought of every word in the run folder."""
+    import numpy as np
+
+    scores: dict[str, dict[str, Score]] = {prefix: {} for prefix in models}
+    for split in splits:
+        for prefix, model in models.items():
+            label = f"measuring {NAMES.get(prefix, 'it')} on the {TEXTS[split]} text"
+            total = len(corpus.splits[split]) - 1
+            with Progress(label, total=total, unit="words", quiet=quiet) as progress:
+                found, arrays = measure(model, corpus, split, streams=streams, seen=progress.update)
+                progress.update(total, {"perplexity": found.perplexity})
+            scores[prefix][split] = found
+            if current_ranks().first:
+                kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}
+                write_atomic(
+                    run.path / words_file(prefix, split),
+                    lambda file, kept=kept: np.savez_compressed(file, **kept),  # type: ignore[misc]
+                )
+    return scores
+
+
+def as_plain(scores: Scores) -> dict[str, Any]:
+    """For JSON: by model, then by split."""
+    return {
+        prefix.rstrip("_") or "model": {split: asdict(score) for split, score in of_model.items()}
+        for prefix, of_model in scores.items()
+    }
+
+
+def tabulate(scores: Scores, corpus: Corpus) -> list[Table]:
+    """One table a split, of one model or of two beside each other."""
+    prefixes = list(scores)
+    tables = []
+    for split in scores[prefixes[0]]:
+        found = [scores[prefix][split] for prefix in prefixes]
+        rows: list[list[Cell]] = []
+        for bucket in (None, *BUCKETS):
+            words = found[0].words if bucket is None else found[0].bucket_words[bucket]
+            values = [each.perplexity if bucket is None else each.bucket_perplexity[bucket] for each in found]
+            if words:
+                rows.append(["all" if bucket is None else f"{bucket} times", words, *values, *_change(values)])
+        columns = ["words seen in training", "predictions", *(NAMES.get(prefix, "perplexity") for prefix in prefixes)]
+        columns += ["change"] if len(prefixes) == 2 else []
+        tables.append(Table(f"Perplexity on the {TEXTS[split]} text of {corpus.name}", columns, rows))
+    return tables
+
+
+def _change(values: Sequence[float | None]) -> list[Cell]:
+    if len(values) != 2:
+        return []
+    before, after = values
+    return [f"{100 * (after / before - 1):+.1f} %" if before and after else None]
+
+
+def draw(records: Sequence[Mapping[str, Any]], prefixes: Sequence[str]) -> bytes:
+    """Validation perplexity against training words, as in the paper's figures: all words, and the rarest."""
+
+    def line(prefix: str, key: str) -> Line:
+        name = f"{prefix}valid_perplexity{key}"
+        points = [(record["words"], record.get(name)) for record in records if "words" in record]
+        known = [(words / 1e6, value) for words, value in points if isinstance(value, int | float)]
+        label = NAMES.get(prefix, "this run")
+        return Line(label, [words for words, _ in known], [value for _, value in known])
+
+    def panel(title: str, key: str, y_label: str) -> Panel:
+        return Panel(title, [line(prefix, key) for prefix in prefixes], y_label=y_label)
+
+    panels = [
+        panel("all words", "", "validation perplexity"),
+        panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}", "validation perplexity"),
+    ]
+    return line_figure(panels, x_label="millions of training words", y_label="validation perplexity")

@@ -1,0 +1,117 @@
+"""How many steps a run takes: settled once, kept in the run folder, the same for all that is compared in it.
+
+Learning rates depend on the number of steps, so it must not change when a run is resumed. With `--max-seconds` it
+follows from a measurement, made with models that are thrown away.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.language.evaluation import word_losses
+from hebbian_softmax.lab.language.settings import FINAL, Settings
+from hebbian_softmax.lab.language.task import WordTask
+from hebbian_softmax.lab.language.windows import Windows
+from hebbian_softmax.lab.ranks import current_ranks
+from hebbian_softmax.lab.runs import Run, to_json
+
+FILE = "plan.json"
+WARM_STEPS = 3
+SAMPLE = 2000  # words of the final measurement that are tried out
+RESERVE = 0.97  # of the time; the rest is for checkpoints
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that things take, after warm-up."""
+
+    step: float
+    evaluation: float
+    final: float
+    spent: float
+    """By measuring itself, and loading before it."""
+
+
+def settled_steps(
+    run: Run, settings: Settings, windows: Windows, make_task: Callable[[int], WordTask], began: float
+) -> int:
+    """The steps of `run`: those of its plan, or a new plan's. `began` is when the time of --max-seconds started."""
+    ranks = current_ranks()
+    plan = json.loads(ranks.shared(to_json(_read(run)) if ranks.first else None))
+    if plan is None:
+        plan = {"steps": settings.steps or max(1, round(settings.epochs * windows.epoch_steps))}
+        if settings.max_seconds:
+            speed = measure_speed(make_task(1), settings, began)
+            plan = {"steps": affordable_steps(settings, speed), "measured": asdict(speed)}
+        plan = json.loads(ranks.shared(to_json(plan)))  # each rank has measured something else
+        if ranks.first:
+            write_atomic(run.path / FILE, (to_json(plan, indent=2) + "\n").encode())
+    return int(plan["steps"])
+
+
+def measure_speed(task: WordTask, settings: Settings, began: float) -> Speed:
+    """Train, evaluate and measure with `task`, whose weights are of no use afterwards."""
+    for _ in range(WARM_STEPS):
+        task.train_step()
+    _finish(task)
+    least = min(5.0, settings.max_seconds / 20)
+    since, steps = time.monotonic(), 0
+    while steps < WARM_STEPS or _agreed(time.monotonic() - since < least):
+        task.train_step()
+        steps += 1
+        if steps % 10 == 0:
+            _finish(task)  # else the host could run seconds ahead
+    _finish(task)
+    step = (time.monotonic() - since) / steps
+    since = time.monotonic()
+    task.evaluate()
+    evaluation = time.monotonic() - since
+    final = 0.0
+    for split in FINAL[settings.final]:
+        ids = task.corpus.splits[split]
+        for learner in task.learners.values():
+            since = time.monotonic()
+            tried = word_losses(learner.model, ids[:SAMPLE])
+            final += (time.monotonic() - since) * len(ids) / max(1, len(tried))
+    return Speed(step, evaluation, final, time.monotonic() - began)
+
+
+def affordable_steps(settings: Settings, speed: Speed) -> int:
+    """The steps that fit into --max-seconds beside the evaluations."""
+    evaluations = settings.evaluations * speed.evaluation
+    rest = RESERVE * settings.max_seconds - speed.spent - speed.final - evaluations
+    if rest < speed.step:
+        raise LabError(
+            f"--max-seconds {settings.max_seconds:g} is too short: getting ready took {speed.spent:.1f} s, "
+            f"a step takes {speed.step:.2g} s, {settings.evaluations} evaluations {evaluations:.1f} s, "
+            f"the final measurement {speed.final:.1f} s: give more time, fewer --evaluations or --final none"
+        )
+    return int(rest / speed.step)
+
+
+def _agreed(flag: bool) -> bool:
+    return current_ranks().any(flag)[0]
+
+
+def _finish(task: WordTask) -> None:
+    if task.windows.device.type == "cuda":
+        torch.cuda.synchronize(task.windows.device)
+
+
+def _read(run: Run) -> dict[str, Any] | None:
+    path = run.path / FILE
+    if not path.exists():
+        return None
+    try:
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+        if type(plan["steps"]) is not int or plan["steps"] < 1:
+            raise ValueError("its number of steps is not one")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(f"{path} is damaged ({reason(error)}): start a new run") from error
+    return plan

@@ -1,0 +1,53 @@
+"""Where words come from: the corpora by name, a folder, or made up; and which settings and models belong to them."""
+
+from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.language.settings import (
+    FolderCompare,
+    FolderSource,
+    FolderTrain,
+    Settings,
+    TrainSettings,
+    ZipfCompare,
+    ZipfSource,
+    ZipfTrain,
+)
+from hebbian_softmax.lab.language.zipf import zipf_corpus
+
+FOLDER = "corpus"  # the name that stands for any folder
+CORPORA = {
+    "wikitext-2": "2 million words of Wikipedia",
+    "wikitext-103": "100 million words of Wikipedia: the paper's",
+    "gutenberg": "novels of Project Gutenberg: the paper's validation and test books",
+    "gigaword": "news of ten years: the paper's, licensed",
+    "reuters": "news of 1987 in the order of time",
+    "stdlib": "the Python standard library's source; no download",
+    "zipf": "made-up words, as many as wanted; no download",
+    FOLDER: "any prepared corpus: give its folder in place of a name",
+}
+
+
+def settings_type(verb: str, name: str) -> type[Settings]:
+    """The settings of `hebbian VERB NAME`."""
+    of_train, of_compare = {"zipf": (ZipfTrain, ZipfCompare), FOLDER: (FolderTrain, FolderCompare)}.get(
+        name, (TrainSettings, Settings)
+    )
+    return of_train if verb == "train" else of_compare
+
+
+def load(name: str, settings: Settings, quiet: bool) -> Corpus:
+    """The corpus that a name and its settings stand for."""
+    if isinstance(settings, ZipfSource):
+        return zipf_corpus(settings.vocabulary, settings.tokens)
+    if isinstance(settings, FolderSource):
+        if not settings.corpus:
+            raise LabError("which corpus? Give the folder of a prepared one, as in: hebbian train FOLDER")
+        name = settings.corpus
+    return load_corpus(name, data_root=settings.data_root, quiet=quiet)
+
+
+def heads_of(settings: Settings) -> dict[str, bool]:
+    """The models of a run: the prefix of their names in the log, and whether they memorise."""
+    if isinstance(settings, TrainSettings):
+        return {"": settings.head == "hebbian"}
+    return {"plain_": False, "hebbian_": True}

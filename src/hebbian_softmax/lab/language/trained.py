@@ -1,0 +1,56 @@
+"""The models of a run, finished or not, as its last checkpoint has them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.language.learner import make_model
+from hebbian_softmax.lab.language.settings import Settings
+from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
+from hebbian_softmax.lab.language.task import check_corpus
+from hebbian_softmax.lab.models.lstm import WordLSTM
+from hebbian_softmax.lab.runs import Run
+from hebbian_softmax.lab.settings import from_values
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`models` are named by their prefix in the log: empty, or `plain_` and `hebbian_`."""
+
+    run: Run
+    settings: Settings
+    corpus: Corpus
+    models: Mapping[str, WordLSTM]
+    step: int
+
+
+def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trained:
+    """Read the checkpoint of a run of `hebbian train` or `hebbian compare` on a corpus."""
+    verb, _, name = run.command.partition(" ")
+    if verb not in ("train", "compare") or name not in CORPORA:
+        raise LabError(f"{run.path} is a run of 'hebbian {run.command}', which has no language model")
+    try:
+        settings: Settings = from_values(settings_type(verb, name), run.settings)
+    except ValueError as error:
+        raise LabError(
+            f"{run.path} was started by another version of hebbian-softmax ({error}): use that one"
+        ) from error
+    checkpoint = run.load_checkpoint()
+    if checkpoint is None:
+        raise LabError(f"{run.path} has no checkpoint yet: go on with it until it has one")
+    corpus = load(name, settings, quiet)
+    models = {}
+    try:
+        check_corpus(checkpoint["task"], corpus)
+        for prefix, hebbian in heads_of(settings).items():
+            model = make_model(settings, len(corpus.words), hebbian=hebbian, device=device)
+            model.load_state_dict(checkpoint["task"]["learners"][prefix]["model"])
+            models[prefix] = model.eval()
+        return Trained(run, settings, corpus, models, int(checkpoint["step"]))
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise LabError(
+            f"the checkpoint of {run.path} is not of the settings in its config.json ({reason(error)})"
+        ) from error

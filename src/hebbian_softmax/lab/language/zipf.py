@@ -1,0 +1,57 @@
+"""A made-up corpus of any size, for measuring speed and trying things out where no text is at hand."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.seeds import derive_seed
+
+FOLLOWS = 0.5  # share of words that follow from the word before them
+SHIFT = 2.7  # Mandelbrot's: the most frequent words are a little rarer than Zipf's law says
+LANES = 1024  # texts that are drawn side by side
+HELD_OUT = 20  # the validation and the test text have this part of the training text's words
+
+
+def zipf_corpus(vocabulary: int, tokens: int) -> Corpus:
+    """Words whose frequencies follow Zipf's law; half of them are drawn anew, half follow from the word before.
+
+    The same sizes always give the same corpus. Each word has one successor, itself drawn from the law, so that a model
+    has something to learn: a perfect one knows every second word.
+    """
+    draws = torch.Generator().manual_seed(derive_seed(0, "zipf", vocabulary, tokens))
+    held = max(100, tokens // HELD_OUT)
+    cumulative = (1 / (torch.arange(vocabulary, dtype=torch.float64) + SHIFT)).cumsum(0)
+    successor = _draw(cumulative, vocabulary, draws)
+    total = tokens + 2 * held
+    length = -(-total // LANES)
+    text = torch.empty(LANES, length, dtype=torch.int64)
+    now = _draw(cumulative, LANES, draws)
+    for place in range(length):
+        follows = torch.rand(LANES, generator=draws) < FOLLOWS
+        now = torch.where(follows, successor[now], _draw(cumulative, LANES, draws))
+        text[:, place] = now
+    ids = text.flatten()[:total]
+    counts = torch.bincount(ids[:tokens], minlength=vocabulary)
+    order = counts.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(vocabulary)
+    ids = rank[ids].int()
+    identity = hashlib.sha256(f"{vocabulary} {tokens} ".encode() + ids.numpy().tobytes())
+    return Corpus(
+        name="zipf",
+        path=Path("zipf"),
+        words=[f"w{number}" for number in range(vocabulary)],
+        counts=counts[order],
+        splits={"train": ids[:tokens], "valid": ids[tokens : tokens + held], "test": ids[tokens + held :]},
+        fingerprint=identity.hexdigest()[:16],
+        manifest={"settings": {"vocabulary": vocabulary, "tokens": tokens}},
+    )
+
+
+def _draw(cumulative: Tensor, count: int, draws: torch.Generator) -> Tensor:
+    """Indices with probabilities that add up to `cumulative`."""
+    places = torch.rand(count, generator=draws, dtype=torch.float64) * cumulative[-1]
+    return torch.searchsorted(cumulative, places).clamp(max=len(cumulative) - 1)
