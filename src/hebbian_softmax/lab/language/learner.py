@@ -76,13 +76,13 @@ class Learner:
         parts = words.chunk(self.accumulate, dim=1)
         for number, part in enumerate(parts, start=1):
             with self._own_gradients() if number < len(parts) else contextlib.nullcontext():
-                loss = self._parallel(part[:-1], part[1:]) / len(parts)
-                loss.backward()
+                loss = self._parallel(part[:-1], part[1:])
+                (loss if len(parts) == 1 else loss / len(parts)).backward()
             losses.append(loss.detach())
         if self.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
-        return self.ranks.mean(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
+        return self.ranks.mean(torch.stack(losses).mean() if len(losses) > 1 else losses[0])
 
     def _own_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Ranks exchange gradients once a step, with its last part."""

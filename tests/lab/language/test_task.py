@@ -1,0 +1,168 @@
+"""Steps of language models: literal training, fairness of the comparison, and going on from a saved state."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
+from hebbian_softmax.lab.language.schedule import learning_rate
+from hebbian_softmax.lab.language.settings import Settings
+from hebbian_softmax.lab.language.task import WordTask
+from tests.lab.language.toy import WORDS, corpus, device, settings
+
+BOTH = {"plain_": False, "hebbian_": True}
+
+
+def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **changes: Any) -> WordTask:
+    given = settings(Settings, **changes)
+    return WordTask(words or corpus(), given, heads, steps=steps, device=device())
+
+
+def weights(task: WordTask, prefix: str) -> dict[str, torch.Tensor]:
+    return dict(task.learners[prefix].model.named_parameters())
+
+
+def assert_equal(task: WordTask, equal: bool) -> None:
+    pairs = zip(weights(task, "plain_").values(), weights(task, "hebbian_").values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs) == equal
+
+
+def test_plain_training_is_a_plain_loop() -> None:
+    """Nothing of the head, the windows' share or the task but the network's features: torch's own loss and Adam."""
+    found = task({"": False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01)
+    literal = make_model(found.settings, WORDS, hebbian=False, device=device())
+    optimizer = torch.optim.Adam(literal.parameters(), betas=(0.0, 0.999))
+    for step in range(6):
+        words = found.windows.at(step)
+        features, _ = literal.features(words[:-1])
+        loss = F.cross_entropy((features @ literal.head.weight.T).flatten(0, 1), words[1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(literal.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, peak=0.01, schedule="cosine", warmup=2, steps=10)
+        optimizer.step()
+        torch.testing.assert_close(found.train_step()["loss"], loss.detach())
+    for one, other in zip(found.learners[""].model.parameters(), literal.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_both_start_from_the_same_weights_and_differ_by_the_rule_alone() -> None:
+    with_rule, without = task(), task(limit=0)
+    assert_equal(with_rule, True)
+    for _ in range(4):
+        with_rule.train_step()
+        losses = without.train_step()
+        assert losses["plain_loss"] == losses["hebbian_loss"]  # the same dropout, too
+    assert_equal(with_rule, False)
+    assert_equal(without, True)
+    assert int(without.learners["hebbian_"].model.head.counts.sum()) == 4 * 20
+
+
+def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
+    late = task(start=3)
+    for step in range(4):
+        assert_equal(late, True)
+        assert int(late.learners["hebbian_"].model.head.counts.sum()) == 20 * step
+        late.train_step()
+    assert_equal(late, False)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_learns_and_memorises(name: str) -> None:
+    found = task(optimizer=name, learning_rate=0.02, input_dropout=0.0, steps=60, schedule="constant")
+    losses = [found.train_step() for _ in range(60)]
+    for prefix in BOTH:
+        values = torch.stack([each[f"{prefix}loss"] for each in losses])
+        assert values[-10:].mean() < values[:10].mean()
+    assert int(found.learners["hebbian_"].model.head.counts.sum()) == 60 * 20
+    assert int(found.learners["plain_"].model.head.counts.sum()) == 0
+
+
+def test_one_pass_adam_is_adam() -> None:
+    one, other = task(optimizer="adam"), task(optimizer="one-pass-adam")
+    for _ in range(4):
+        expected, found = one.train_step(), other.train_step()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("hebbian", [True, False])
+def test_a_batch_in_parts_is_the_batch(hebbian: bool) -> None:
+    learners = [
+        Learner(settings(accumulate=parts, input_dropout=0.0), WORDS, hebbian=hebbian, device=device())
+        for parts in (1, 4)
+    ]
+    windows = task().windows
+    for step in range(3):
+        losses = [learner.step(windows.at(step), 0.01, memorizing=True) for learner in learners]
+        torch.testing.assert_close(losses[0], losses[1])
+    whole, parts = (dict(learner.model.state_dict()) for learner in learners)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_clipping_bounds_the_gradient() -> None:
+    learner = Learner(settings(clip=1e-3, optimizer="sgd"), WORDS, hebbian=False, device=device())
+    before = {name: value.clone() for name, value in learner.model.named_parameters()}
+    learner.step(task().windows.at(0), 1.0, memorizing=True)
+    moved = torch.stack([(value - before[name]).norm() for name, value in learner.model.named_parameters()]).norm()
+    torch.testing.assert_close(moved, torch.tensor(1e-3), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", ["one-pass-adam", "rmsprop"])
+def test_continues_from_its_state(name: str) -> None:
+    whole = task(optimizer=name)
+    for _ in range(3):
+        whole.train_step()
+    resumed = task(optimizer=name)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    torch.rand(7)  # whatever else was drawn does not matter
+    for _ in range(3):
+        assert whole.train_step() == resumed.train_step()
+    one, other = whole.evaluate(), resumed.evaluate()
+    one.pop("words_per_second")
+    other.pop("words_per_second")
+    assert one == other
+    assert one["words"] == 6 * 20
+
+
+def test_a_checkpoint_of_other_words_is_refused() -> None:
+    state = task().state_dict()
+    with pytest.raises(LabError, match=r"of a model of other words .*zipf .*start a new run"):
+        task(words=corpus(tokens=900)).load_state_dict(state)
+
+
+def test_a_checkpoint_of_other_models_is_refused() -> None:
+    state = task().state_dict()
+    with pytest.raises(ValueError, match="it has the models"):
+        task({"": True}).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        task(hidden=9).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 1000}, "too few for a batch of 1000"),
+        ({"sequence": 5000}, "too few for a batch of 4 sequences of 5000"),
+        ({"accumulate": 3}, "give --batch a multiple of 3"),
+        ({"optimizer": "one-pass-rmsprop", "momentum": 0.5}, "has no momentum"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_clear_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        task(**changes)
+
+
+def test_presets_and_what_overrides_them() -> None:
+    paper = Settings(preset="paper").sizes
+    assert (paper.layers, paper.hidden, paper.embedding, paper.batch, paper.sequence) == (1, 2048, 512, 512, 100)
+    assert Settings(preset="paper", hidden=1024).sizes.hidden == 1024
+    assert Settings(preset="tiny", layers=2).sizes.layers == 2
