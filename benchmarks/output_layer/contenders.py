@@ -60,6 +60,8 @@ def ours(problem: Problem) -> tuple[Run, str]:
 def ours_master(problem: Problem) -> tuple[Run, str]:
     """W of mixed precision training: an fp32 master that takes the gradient, and the bf16 copy that is read."""
     copy = problem.weight.detach()
+    if copy.dtype != torch.bfloat16:
+        raise UnavailableError("the weight is in float32 already")
     master = copy.float().requires_grad_()
     options: dict[str, Any] = {
         "linear_bias": None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hebbian_softmax import device
 from hebbian_softmax.device_inspect import inspection_of
+from hebbian_softmax.device_sort import stable_sort
 from hebbian_softmax.device_step import Update, no_update
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
@@ -91,27 +92,22 @@ def find_runs(
         return None
     triton, running = device.kernels(), head.running
     shape, seen = device.tile(features), inspection_of(head, contents, h, targets)
-    keys, order = seen.keys.sort(stable=True)
+    keys, order = stable_sort(seen.keys, head.num_classes)
     before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
     rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
     step, kind_of_step = no_update(weight) if update is None else update.arguments()
     row = {"BLOCK": shape["BLOCK"], "num_warps": min(16, max(1, shape["BLOCK"] // 512))}  # most programs have no row
-    triton.find_runs[(n,)](
-        keys, head.counts, weight, before, many, rate, norms, n, features, float(gamma), limit or 0,
-        many if slots is None else slots, *step,
+    row_parts = min(device.ROW_PARTS, head.num_classes)
+    all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
+    triton.find_runs[(n + row_parts if match else n,)](
+        keys, head.counts, weight, before, many, rate, norms, running.batches, all_norms, all_rows, n, features,
+        head.num_classes, float(gamma), limit or 0, many if slots is None else slots, *step,
         RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None, **kind_of_step, **row,
     )  # fmt: skip
     if kind == triton.GIVEN:
         rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
-    row_parts = min(device.ROW_PARTS, head.num_classes)
-    all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
-    if match:
-        triton.see_all_rows[(row_parts,)](
-            head.counts, weight, running.batches, all_norms, all_rows, features, head.num_classes, *step,
-            **kind_of_step, **row,
-        )  # fmt: skip
     center, scale = torch.empty_like(running.mean), seen.share.new_empty(1)
     triton.statistics[(-(-features // 32) + 1,)](
         seen.column_sums, seen.norm_sums, seen.kept, seen.nonfinite, seen.share, before, norms, all_norms, all_rows,

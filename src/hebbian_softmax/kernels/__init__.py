@@ -6,9 +6,10 @@ decides on the device, so nothing waits for it and a CUDA graph can hold the who
 so the same input gives the same bits. A row (of d values, padded to the power of two ``BLOCK``) is held in registers.
 """
 
-from hebbian_softmax.kernels.batch import find_runs, inspect, see_all_rows
+from hebbian_softmax.kernels.batch import find_runs, inspect
 from hebbian_softmax.kernels.rows import LENGTH, any_nonzero, sum_blocks, write_rows
 from hebbian_softmax.kernels.running import statistics
+from hebbian_softmax.kernels.sorting import merge_chunks, sort_chunks
 from hebbian_softmax.kernels.step import step_elements, step_rows
 
 BLOCK_LENGTH: int = LENGTH.value
@@ -21,7 +22,8 @@ __all__ = [
     "any_nonzero",
     "find_runs",
     "inspect",
-    "see_all_rows",
+    "merge_chunks",
+    "sort_chunks",
     "statistics",
     "step_elements",
     "step_rows",

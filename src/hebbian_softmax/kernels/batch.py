@@ -61,16 +61,24 @@ WINDOW = tl.constexpr(128)
 
 @triton.jit
 def find_runs(
-    keys, counts, weight, before_out, n_out, rate_out, norm_out, n, features, gamma, limit, slots, grad, first,
-    second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
+    keys, counts, weight, before_out, n_out, rate_out, norm_out, batches, all_norms, all_rows, n, features, classes,
+    gamma, limit, slots, grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps,
     UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, MATCH: tl.constexpr,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a sorted position. At the start of a run: n[i], c[i], λ[i] and ‖θ̂[i]‖; elsewhere n = 0.
 
     Given a step that is still to be made, θ̂ is what it will leave. ``slots`` tells a row where its run starts.
+    With ``MATCH`` the programs beyond n look at all rows.
     """
     position = tl.program_id(0)
+    if MATCH:
+        if position >= n:
+            _see_all_rows(
+                position - n, tl.num_programs(0) - n, counts, weight, batches, all_norms, all_rows, features, classes,
+                grad, first, second, step, lr, decay, rest1, keep2, rest2, log1, log2, eps, UPDATE, LR_TENSOR, BLOCK,
+            )  # fmt: skip
+            return
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
@@ -115,13 +123,12 @@ def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
 
 
 @triton.jit
-def see_all_rows(
-    counts, weight, batches, norm_sums, rows_out, features, classes, grad, first, second, step, lr, decay, rest1,
-    keep2, rest2, log1, log2, eps,
+def _see_all_rows(
+    program, programs, counts, weight, batches, norm_sums, rows_out, features, classes, grad, first, second, step, lr,
+    decay, rest1, keep2, rest2, log1, log2, eps,
     UPDATE: tl.constexpr, LR_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The norms of all familiar rows, as long as no norm of rows is known; afterwards nothing."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
     if tl.load(batches) == 0:
         column = tl.arange(0, BLOCK)
         inside = column < features
