@@ -104,6 +104,7 @@ def name_folder(argv: Sequence[str]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. What a command does is its `execute` default."""
+    from hebbian_softmax.lab.data.command import add_data
     from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
     from hebbian_softmax.lab.recipes import RECIPES
 
@@ -129,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_evaluate(commands)
     add_report(commands)
+    add_data(commands)
     return parser
 
 

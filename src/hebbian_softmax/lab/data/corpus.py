@@ -167,12 +167,19 @@ def prepared() -> list[Path]:
 
 
 def load_corpus(name_or_folder: str, *, data_root: str = "", quiet: bool = False) -> Corpus:
-    """A corpus by its name under the cache folder, or by its folder."""
+    """A known corpus with its usual settings, prepared where it is not yet; or a prepared one by its name or folder."""
+    from hebbian_softmax.lab.data.known import KNOWN  # which needs what is defined here
+    from hebbian_softmax.lab.data.prepare import prepare
+
+    if name_or_folder in KNOWN:
+        return prepare(KNOWN[name_or_folder].usual(), data_root=data_root, quiet=quiet)[0]
     for folder in (corpora_root() / name_or_folder, Path(name_or_folder)):
         if (folder / MANIFEST).exists():
             return open_corpus(folder)
-    names = ", ".join(path.name for path in prepared()) or "none"
-    raise LabError(f"{name_or_folder!r} is no prepared corpus (there are: {names}): see hebbian data list")
+    if Path(name_or_folder).is_dir():
+        return open_corpus(Path(name_or_folder))
+    names = ", ".join(dict.fromkeys([*KNOWN, *(path.name for path in prepared())]))
+    raise LabError(f"{name_or_folder!r} is no corpus: name one of {names}, or the folder of a prepared one")
 
 
 def _write_ids(path: Path, name: str, splits: Mapping[str, Iterable[Any]], vocabulary: int) -> dict[str, Any]:

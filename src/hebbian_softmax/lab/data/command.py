@@ -1,0 +1,152 @@
+"""`hebbian data`: prepare corpora, list them, look at one."""
+
+import argparse
+import re
+from pathlib import Path
+
+from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.data.corpus import (
+    BUCKETS,
+    SPLITS,
+    UNK,
+    Corpus,
+    bucket_of,
+    corpora_root,
+    load_corpus,
+    open_corpus,
+    prepared,
+)
+from hebbian_softmax.lab.data.known import DATED, KNOWN
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.progress import format_bytes
+from hebbian_softmax.lab.settings import integer
+
+HELP = "prepare text corpora, list them, look at one"
+SHARED = ("name", "data_root", "processes", "quiet", "execute", "corpus")
+
+
+def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The verb `data` with its own verbs."""
+    data = commands.add_parser(
+        "data",
+        help=HELP,
+        description=HELP[0].upper() + HELP[1:] + ".",
+        allow_abbrev=False,
+        epilog="See docs/corpora.md.",
+    )
+    verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_prepare(verbs)
+
+    listing = verbs.add_parser("list", help="known corpora, and the prepared ones", allow_abbrev=False)
+    listing.set_defaults(execute=show_all)
+
+    show = verbs.add_parser("show", help="sizes, vocabulary and frequencies of a prepared corpus", allow_abbrev=False)
+    show.add_argument("corpus", metavar="CORPUS", help="its name in hebbian data list, or its folder")
+    show.add_argument("--verify", action="store_true", help="read every byte and compare with the manifest's checksums")
+    show.set_defaults(execute=show_one)
+
+
+def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    help = "tokenise a corpus into one memory-mapped file of ids"
+    command = verbs.add_parser("prepare", help=help, description=help[0].upper() + help[1:] + ".", allow_abbrev=False)
+    names = command.add_subparsers(title="corpora", metavar="CORPUS", required=True)
+    for corpus, known in (*KNOWN.items(), ("dated", DATED)):
+        parser = names.add_parser(
+            corpus,
+            help=known.help,
+            description=known.help[0].upper() + known.help[1:] + ". What is prepared already stays as it is.",
+            allow_abbrev=False,
+        )
+        known.add_options(parser)
+        parser.add_argument(
+            "--name",
+            metavar="NAME",
+            type=_name,
+            help="call the result NAME (default: the corpus's name, with a code for other than its usual settings)",
+        )
+        parser.add_argument(
+            "--data-root", metavar="DIR", default="", help="folder of the sources (default: HEBBIAN_DATA, or a cache)"
+        )
+        parser.add_argument("--processes", metavar="N", type=integer(1), help="default: one for each core")
+        parser.add_argument("--quiet", action="store_true", help="no progress")
+        parser.set_defaults(execute=prepare_one, corpus=corpus)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in KNOWN:
+        raise argparse.ArgumentTypeError(
+            f"must be letters, digits, dots and dashes, and no corpus's own name, not {text!r}"
+        )
+    return text
+
+
+def prepare_one(arguments: argparse.Namespace) -> int:
+    """`hebbian data prepare CORPUS`"""
+    known = DATED if arguments.corpus == "dated" else KNOWN[arguments.corpus]
+    options = {key: value for key, value in vars(arguments).items() if key not in SHARED and value is not None}
+    corpus, made = prepare(
+        known.plan(options),
+        name=arguments.name or "",
+        data_root=arguments.data_root,
+        processes=arguments.processes,
+        quiet=arguments.quiet,
+    )
+    if not made:
+        say(f"{corpus.name} was prepared before; delete {corpus.path} to make it again")
+    print(summary(corpus))
+    return 0
+
+
+def show_all(arguments: argparse.Namespace) -> int:
+    """`hebbian data list`"""
+    print("Corpora for hebbian data prepare:")
+    for name, known in (*KNOWN.items(), ("dated", DATED)):
+        print(f"  {name:<14}{known.help}")
+    print(f"\nPrepared, in {corpora_root()}:")
+    for folder in prepared():
+        try:
+            corpus = open_corpus(folder)
+        except LabError as error:
+            print(f"  {folder.name}: {error}")
+            continue
+        tokens = " / ".join(f"{len(corpus.splits[split]):,}" for split in SPLITS)
+        print(f"  {folder.name:<24}{tokens} tokens, {len(corpus.words):,} words, {format_bytes(_size(folder))}")
+    if not prepared():
+        print("  none yet")
+    return 0
+
+
+def show_one(arguments: argparse.Namespace) -> int:
+    """`hebbian data show CORPUS`"""
+    name = arguments.corpus
+    if name in KNOWN and not (folder := corpora_root() / KNOWN[name].usual().name).exists():
+        raise LabError(f"{name} is not prepared yet (no {folder}): hebbian data prepare {name}")
+    corpus = load_corpus(name, quiet=True)
+    if arguments.verify:
+        open_corpus(corpus.path, verify=True)
+    print(summary(corpus))
+    if arguments.verify:
+        print("All files have their checksums.")
+    return 0
+
+
+def summary(corpus: Corpus) -> str:
+    """A corpus in a few lines: tokens and `<unk>` of each split, words and tokens of each frequency bucket."""
+    lines = [f"{corpus.name}: {corpus.path} ({format_bytes(_size(corpus.path))}), fingerprint {corpus.fingerprint}"]
+    unk = corpus.words.index(UNK) if UNK in corpus.words else -1
+    for split in SPLITS:
+        ids = corpus.splits[split]
+        share = (ids == unk).sum().item() / len(ids)
+        lines.append(f"  {split:<6}{len(ids):>14,} tokens, {share:.2%} {UNK}")
+    buckets, total = bucket_of(corpus.counts), int(corpus.counts.sum())
+    lines.append(f"  vocabulary {len(corpus.words):,} words, by occurrences in training:")
+    for index, bucket in enumerate(BUCKETS):
+        inside = corpus.counts[buckets == index]
+        lines.append(f"    {bucket:<8}{len(inside):>10,} words, {inside.sum().item() / total:7.2%} of training tokens")
+    lines.append("  most frequent: " + " ".join(corpus.words[:12]))
+    return "\n".join(lines)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())

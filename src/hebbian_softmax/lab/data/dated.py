@@ -1,0 +1,136 @@
+"""News in time order: one JSON object a line with `date`, `text` and perhaps `title`, split by dates.
+
+`reuters` is Reuters-21578, newswire of 1987: a small stand-in for GigaWord's licensed news. Its test days, 19 and 20
+October, are those of the stock market crash, four months after the last training day: a test of sudden change.
+Tokens are made as the paper makes GigaWord's: NLTK's sentences and words, in lower case.
+"""
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.data.corpus import SPLITS
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.texts import digest
+from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.vocabulary import Encoded
+from hebbian_softmax.lab.errors import LabError, reason
+
+REUTERS = "news/reuters-21578.jsonl"  # in the data root, packed or not
+MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+PART = 1 << 20  # bytes tokenised at a time
+OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+
+Days = tuple[date, date]  # the first and the last
+
+
+def parse_days(text: str) -> Days:
+    """The days of a split.
+
+    >>> parse_days("1987-06-18..1987-06-29")
+    (datetime.date(1987, 6, 18), datetime.date(1987, 6, 29))
+    """
+    try:
+        first, last = (date.fromisoformat(day) for day in text.split(".."))
+    except ValueError as error:
+        raise ValueError(f"must be two dates as in 1987-02-01..1987-06-17, not {text!r}") from error
+    if first > last:
+        raise ValueError(f"must begin before it ends, not {text!r}")
+    return first, last
+
+
+@dataclass(frozen=True)
+class Options:
+    """The days of each split, the rarest word that is kept, and the file where it is not Reuters."""
+
+    file: str = ""
+    train: Days = (date(1987, 2, 1), date(1987, 6, 17))
+    valid: Days = (date(1987, 6, 18), date(1987, 6, 29))
+    test: Days = (date(1987, 10, 19), date(1987, 10, 20))
+    minimum: int = MINIMUM
+
+
+def plan(options: Options) -> Plan:
+    """Reuters, or any other file of dated articles."""
+    days = {split: getattr(options, split) for split in SPLITS}
+    for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        if days[first][0] <= days[second][1] and days[second][0] <= days[first][1]:
+            raise LabError(f"the days of {first} and {second} overlap: give each day to one split")
+    settings = {split: "..".join(map(str, span)) for split, span in days.items()} | {"minimum": options.minimum}
+    if options.file:
+        settings["file"] = digest(Path(options.file))
+    return Plan(
+        "dated" if options.file else "reuters",
+        settings,
+        partial(_gather, options),
+        options.minimum,
+        documents=True,
+        usual=options == Options(),
+    )
+
+
+def _gather(options: Options, workshop: Workshop) -> None:
+    path = Path(options.file) if options.file else _find_reuters(workshop.data_root)
+    find_punkt(workshop.data_root, workshop.quiet)
+    workshop.source(path)
+    workshop.tokenise(_tokenise, ((options, str(path), *part) for part in _parts(path)), None)
+    workshop.notes["articles"] = workshop.gathered.documents()
+    workshop.notes["nltk"] = nltk_version()
+
+
+def _find_reuters(root: Path) -> Path:
+    for suffix in ("", *OPENERS):
+        path = root / f"{REUTERS}{suffix}"
+        if path.exists():
+            return path
+    raise LabError(
+        f"{root / REUTERS} is not there, with .xz, .gz or neither: make it from the Reuters-21578 collection, one JSON "
+        "object a line with date, title and text, or name the folder that has it with --data-root or HEBBIAN_DATA"
+    )
+
+
+def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, about a megabyte at a time, and the number of the first."""
+    number = 1
+    try:
+        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
+            while lines := file.readlines(PART):
+                yield number, b"".join(lines)
+                number += len(lines)
+    except (lzma.LZMAError, EOFError, zlib.error) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole file") from error
+
+
+def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
+    options, path, number, lines = part
+    found = {split: Encoded() for split in SPLITS}
+    for offset, line in enumerate(lines.split(b"\n")):
+        if line.strip():
+            try:
+                day, paragraphs = _article(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise LabError(
+                    f"{path}, line {number + offset} is not an article ({reason(error)}): "
+                    "give each line a JSON object with date (as in 1987-02-26), text and perhaps title"
+                ) from error
+            for split, encoded in found.items():
+                first, last = getattr(options, split)
+                if first <= day <= last:
+                    tokens = [token for paragraph in paragraphs for token in tokeniser().tokens(paragraph)]
+                    encoded.add(tokens, day.toordinal())
+    return [(split, encoded) for split, encoded in found.items() if encoded.starts]
+
+
+def _article(line: bytes) -> tuple[date, list[str]]:
+    """Its day, and the title and the text, which are no sentence together."""
+    article = json.loads(line)
+    texts = [article.get("title", ""), article["text"]]
+    # JSON can spell half a surrogate pair, which no file of words could hold.
+    return date.fromisoformat(article["date"][:10]), [text.encode("utf-8", "replace").decode() for text in texts]

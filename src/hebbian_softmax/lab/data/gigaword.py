@@ -1,0 +1,153 @@
+"""GigaWord v5 as the Linguistic Data Consortium ships it: SGML, one gzip file for each agency and month.
+
+The paper trains on the articles of 2000 to 2009 and tests on those of 2010, with 250,000 words (section 4.4); its
+learning curves use random samples of test articles. It names no validation set. Here December 2009, the month before
+the test year, validates and does not train: tuning then looks no further ahead in time than the training set's end.
+
+An article's headline, dateline and each paragraph are split into sentences by themselves. All types of documents are
+taken ("story", "multi", "advis", "other"), since the paper leaves none out.
+"""
+
+import gzip
+import hashlib
+import html
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.vocabulary import Encoded
+from hebbian_softmax.lab.data.workers import in_order
+from hebbian_softmax.lab.errors import LabError, reason
+
+SIZE = 250_000  # words, <unk> and <eos> among them
+FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)
+
+_NAME = re.compile(r"([a-z]+_eng)_(\d{4})(\d\d)(?:\.gz)?", re.IGNORECASE)
+_DOC = re.compile(rb'<DOC\s+id="([A-Za-z]+_ENG_(\d{4})(\d\d)(\d\d)\.\d+)"', re.IGNORECASE)
+_PARAGRAPH = re.compile(r"</?(?:P|HEADLINE|DATELINE|TEXT)>", re.IGNORECASE)
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where the files are, and how many articles of validation and of test to take (0: all), drawn by the seed."""
+
+    folder: str = ""
+    eval_articles: int = 0
+    seed: int = 0
+
+
+def plan(options: Options) -> Plan:
+    """The corpus with these options."""
+    settings = {
+        "eval_articles": options.eval_articles,
+        "seed": options.seed if options.eval_articles else 0,
+        "size": SIZE,
+    }
+    usual = options.eval_articles == 0
+    return Plan("gigaword", settings, partial(_gather, options), size=SIZE, documents=True, usual=usual)
+
+
+def _gather(options: Options, workshop: Workshop) -> None:
+    folder = Path(options.folder) if options.folder else workshop.data_root / "gigaword"
+    files = _files(folder)
+    find_punkt(workshop.data_root, workshop.quiet)
+    for path in files:
+        workshop.source(path, path.relative_to(folder).as_posix())
+    chosen = _choose(options, files, workshop.processes) if options.eval_articles else None
+    workshop.tokenise(_tokenise, ((path, chosen) for path in files), len(files))
+    workshop.notes["articles"] = workshop.gathered.documents()
+    workshop.notes["nltk"] = nltk_version()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of 2000 to 2010, month by month: the corpus is read in the order of time."""
+    found = {}
+    for path in sorted(folder.rglob("*_*")) if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and FIRST.year <= int(match[2]) < END.year and path.is_file():
+            found[path] = (match[2], match[3], match[1].lower())
+    if not found:
+        raise LabError(
+            f"{folder} has no files of GigaWord v5 (as afp_eng_200001.gz): it is licensed, LDC catalogue number "
+            "LDC2011T07; name the folder with its files with --folder, or put them into gigaword in the data root"
+        )
+    return sorted(found, key=lambda path: found[path])
+
+
+def _split(day: date) -> str | None:
+    if FIRST <= day < END:
+        return "train" if day < VALID else "valid" if day < TEST else "test"
+    return None
+
+
+def _choose(options: Options, files: list[Path], processes: int) -> frozenset[str]:
+    """The articles to evaluate on: those of each split whose names have the smallest checksums with the seed."""
+    ranked: dict[str, list[tuple[bytes, str]]] = {"valid": [], "test": []}
+    for names in in_order(_names, [path for path in files if _month(path) >= (VALID.year, VALID.month)], processes):
+        for split, name in names:
+            if split in ranked:
+                ranked[split].append((hashlib.sha256(f"{options.seed} {name}".encode()).digest(), name))
+    return frozenset(name for names in ranked.values() for _, name in sorted(names)[: options.eval_articles])
+
+
+def _month(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[2]), int(match[3])
+
+
+def _names(path: Path) -> list[tuple[str | None, str]]:
+    return [(_split(day), name) for name, day, _ in read_articles(path)]
+
+
+def _tokenise(part: tuple[Path, frozenset[str] | None]) -> list[tuple[str, Encoded]]:
+    path, chosen = part
+    found: dict[str, Encoded] = {}
+    for name, day, sgml in read_articles(path):
+        split = _split(day)
+        if split is not None and (split == "train" or chosen is None or name in chosen):
+            try:
+                text = sgml.decode()
+            except UnicodeDecodeError:
+                text = sgml.decode("latin-1")
+            tokens = [token for paragraph in paragraphs(text) for token in tokeniser().tokens(paragraph)]
+            found.setdefault(split, Encoded()).add(tokens, day.toordinal())
+    return list(found.items())
+
+
+def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
+    """Name, day and SGML of each article, one in memory at a time."""
+    try:
+        with readable(path), gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            opened: tuple[str, date] | None = None
+            lines: list[bytes] = []
+            for number, line in enumerate(file, 1):
+                if line.startswith(b"<DOC") and (match := _DOC.match(line)):
+                    if opened is not None:
+                        raise ValueError(f"line {number}: the article {opened[0]} does not end")
+                    opened = match[1].decode(), date(int(match[2]), int(match[3]), int(match[4]))
+                    lines = []
+                elif line.startswith(b"<DOC"):
+                    raise ValueError(f"line {number}: {line.strip()[:80]!r} names no article")
+                elif line.startswith(b"</DOC") and opened is not None:
+                    yield *opened, b"".join(lines)
+                    opened = None
+                else:
+                    lines.append(line)
+            if opened is not None:
+                raise ValueError(f"the article {opened[0]} does not end")
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
+        raise LabError(f"{path} is not a whole file of GigaWord v5 ({reason(error)}): copy it again") from error
+
+
+def paragraphs(sgml: str) -> list[str]:
+    """The texts between the tags, entities resolved."""
+    texts = [html.unescape(_TAG.sub(" ", text)) for text in _PARAGRAPH.split(sgml)]
+    return [text for text in texts if text.strip()]

@@ -1,0 +1,117 @@
+"""The corpora that can be prepared by name, and their options on the command line."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hebbian_softmax.lab.data import dated, gigaword, gutenberg, stdlib, wikitext
+from hebbian_softmax.lab.data.prepare import Plan
+from hebbian_softmax.lab.settings import integer
+
+
+@dataclass(frozen=True)
+class Known:
+    """A corpus: what it is, its options, and the plan for their values."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    plan: Callable[[dict[str, Any]], Plan]  # by the options that were given
+
+    def usual(self) -> Plan:
+        """The plan without options."""
+        return self.plan({})
+
+
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _gutenberg_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--books",
+        metavar="PLACE",
+        help="train on the .txt files of this folder or archive (.tar.xz, .zip, …) instead of the paper's 2,017 books",
+    )
+    parser.add_argument(
+        "--paper-exact",
+        action="store_true",
+        default=None,
+        help="treat files as the paper's script does: only the marker START OF THIS counts, without it the first 36 "
+        "bytes and the last are lost, and bytes that are not UTF-8 are dropped",
+    )
+
+
+def _dated_options(parser: argparse.ArgumentParser, file: bool) -> None:
+    if file:
+        parser.add_argument(
+            "--file", metavar="FILE", required=True, help="the articles: .jsonl, .jsonl.xz or .jsonl.gz"
+        )
+    usual = dated.Options()
+    for split in ("train", "valid", "test"):
+        default = "..".join(map(str, getattr(usual, split)))
+        parser.add_argument(
+            f"--{split}",
+            metavar="FIRST..LAST",
+            type=_days,
+            required=file,
+            help=f"days of the {split} split, as {default}" + ("" if file else " (the default)"),
+        )
+    parser.add_argument(
+        "--minimum",
+        metavar="N",
+        type=integer(1),
+        help=f"keep words seen so often in training (default: {usual.minimum})",
+    )
+
+
+def _days(text: str) -> dated.Days:
+    try:
+        return dated.parse_days(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _gigaword_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", metavar="DIR", help="the LDC's files (default: gigaword in the data root)")
+    parser.add_argument(
+        "--eval-articles",
+        metavar="N",
+        type=integer(1),
+        help="validate and test on N random articles each (default: all; the paper evaluates on such samples)",
+    )
+    parser.add_argument("--seed", metavar="N", type=integer(0), help="of that choice (default: 0)")
+
+
+KNOWN = {
+    "wikitext-2": Known(
+        "Wikipedia, 2.1 M tokens, 33,278 words", _no_options, lambda options: wikitext.plan("wikitext-2")
+    ),
+    "wikitext-103": Known(
+        "Wikipedia, 103 M tokens, 267,735 words", _no_options, lambda options: wikitext.plan("wikitext-103")
+    ),
+    "gutenberg": Known(
+        "books: the paper's, or your own for training",
+        _gutenberg_options,
+        lambda options: gutenberg.plan(gutenberg.Options(**options)),
+    ),
+    "gigaword": Known(
+        "news of 2000–2010 from the LDC's files (licensed)",
+        _gigaword_options,
+        lambda options: gigaword.plan(gigaword.Options(**options)),
+    ),
+    "reuters": Known(
+        "newswire of 1987 in time order, tested on the October crash",
+        partial(_dated_options, file=False),
+        lambda options: dated.plan(dated.Options(**options)),
+    ),
+    "stdlib": Known(
+        "the source of this Python's standard library, nothing to download", _no_options, lambda options: stdlib.plan()
+    ),
+}
+DATED = Known(
+    "any news in time order, one JSON object a line with date, text and perhaps title",
+    partial(_dated_options, file=True),
+    lambda options: dated.plan(dated.Options(**options)),
+)

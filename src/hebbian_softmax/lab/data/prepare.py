@@ -1,0 +1,155 @@
+"""Preparing a corpus: read its sources, tokenise on all cores, choose the vocabulary, write the folder."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
+from hebbian_softmax.lab.data.root import data_root as find_data_root
+from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
+from hebbian_softmax.lab.data.workers import cores, in_order
+from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.extras import require
+from hebbian_softmax.lab.files import TEMPORARY, cannot_write, locked
+from hebbian_softmax.lab.progress import Progress
+
+Input = TypeVar("Input")
+
+
+@dataclass
+class Workshop:
+    """What a corpus needs to read its sources, and where it puts what it read."""
+
+    corpus: str
+    data_root: Path
+    gathered: Gathered
+    processes: int
+    quiet: bool
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def source(self, path: Path, name: str | None = None) -> None:
+        """Note a file that the corpus is made from, with its checksum."""
+        with readable(path):
+            self.sources.append({"name": name or path.name, **describe(path)})
+
+    def tokenise(
+        self, function: Callable[[Input], Sequence[tuple[str, Encoded]]], inputs: Iterable[Input], total: int | None
+    ) -> None:
+        """Gather `function` of all inputs, which gives documents for one split or several."""
+        with Progress(self.corpus, total=total, unit="parts", quiet=self.quiet) as progress:
+            for number, results in enumerate(in_order(function, inputs, self.processes), 1):
+                for split, encoded in results:
+                    self.gathered.add(split, encoded)
+                progress.update(number, {"million_tokens": sum(self.gathered.tokens.values()) / 1e6})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A corpus to prepare: `gather` reads it, the rest says how its vocabulary is chosen and what it is called."""
+
+    corpus: str
+    settings: Mapping[str, Any]  # all that decides the ids, apart from the bytes of the sources in the data root
+    gather: Callable[[Workshop], None]
+    minimum: int = 1  # occurrences in training of a word that is kept
+    size: int | None = None  # of the vocabulary
+    documents: bool = False  # whether document boundaries and dates are kept
+    usual: bool = True  # whether the settings are the corpus's usual ones, so that it goes by its plain name
+    check: Callable[[Gathered, int], None] = lambda gathered, vocabulary: None  # refuses what is not the known corpus
+
+    @property
+    def name(self) -> str:
+        """The corpus's own name, or for unusual settings one that no other settings give."""
+        text = json.dumps(self.settings, sort_keys=True)
+        return self.corpus if self.usual else f"{self.corpus}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def prepare(
+    plan: Plan, *, name: str = "", data_root: str = "", processes: int | None = None, quiet: bool = False
+) -> tuple[Corpus, bool]:
+    """The corpus of a plan, and whether it was made now; one that is there already is opened.
+
+    It goes to the folder `name` (default: the plan's) under `corpora` in the cache folder.
+    """
+    require("numpy")
+    folder = corpora_root() / (name or plan.name)
+    if (found := _there(folder, plan)) is not None:
+        return found, False
+    scratch = folder.with_name(f"{TEMPORARY}{folder.name}.parts")
+    try:
+        with _alone(folder):
+            if (found := _there(folder, plan)) is not None:  # another process has just made it
+                return found, False
+            for left in folder.parent.glob(f"{TEMPORARY}*{folder.name}*"):
+                if left.name.removeprefix(TEMPORARY).lstrip("0123456789-") in (folder.name, f"{folder.name}.parts"):
+                    shutil.rmtree(left)  # of a process that died, since nobody else writes this corpus now
+            scratch.mkdir()
+            gathered = Gathered(scratch)
+            try:
+                root = find_data_root(data_root)
+                return _make(folder, plan, Workshop(plan.corpus, root, gathered, processes or cores(), quiet)), True
+            finally:
+                gathered.close()
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise LabError(f"{cannot_write(folder, error)}, with HEBBIAN_CACHE") from error
+
+
+def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
+    plan.gather(workshop)
+    gathered = workshop.gathered
+    vocabulary = gathered.choose(plan.minimum, plan.size)
+    plan.check(gathered, len(vocabulary.words))
+    arrays = gathered.arrays() if plan.documents else {}
+    if plan.documents and vocabulary.first_days.any():
+        arrays["first_days"] = vocabulary.first_days
+    return write_corpus(
+        folder,
+        folder.name,
+        vocabulary.splits(),
+        vocabulary.words,
+        vocabulary.counts,
+        {"corpus": plan.corpus, **plan.settings},
+        workshop.sources,
+        arrays,
+        workshop.notes,
+    )
+
+
+def _there(folder: Path, plan: Plan) -> Corpus | None:
+    if not (folder / MANIFEST).exists():
+        return None
+    found = open_corpus(folder)
+    expected = {"corpus": plan.corpus, **plan.settings}
+    if found.settings != json.loads(json.dumps(expected)):
+        keys = sorted(key for key in {*expected, *found.settings} if expected.get(key) != found.settings.get(key))
+        raise LabError(
+            f"{folder} was prepared with other settings ({', '.join(keys)}): choose another --name or delete it"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock on this corpus; another process that prepares it is waited for."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.touch()
+    with locked(lock, wait=True):
+        yield
+
+
+@contextlib.contextmanager
+def readable(path: Path, advice: str = "replace it with a whole one") -> Iterator[None]:
+    """Errors in reading a source as errors that name it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise LabError(f"{path} is not there: name an existing file or folder") from error
+    except OSError as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error

@@ -1,0 +1,85 @@
+"""Python's own standard library as a corpus: on every machine that runs this, so nothing is downloaded.
+
+Names are split where they are written together: `get_nameList` gives `get`, `_`, `name`, `List`. Comments and strings
+become words and signs. `<eos>` ends a line, `<indent>` and `<dedent>` stand for a block's beginning and end. Which
+Python it is decides the text, so it is part of the corpus's settings.
+"""
+
+import hashlib
+import io
+import platform
+import re
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from hebbian_softmax.lab.data.corpus import EOS
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.vocabulary import Encoded
+from hebbian_softmax.lab.errors import LabError
+
+MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+INDENT, DEDENT = "<indent>", "<dedent>"
+HELD_OUT = 16  # one module of so many validates, and one tests
+# Tests hold code that is wrong on purpose; the others are tables that a program wrote.
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "encodings"}
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+|_+|[^\w\s]|\S")
+
+
+def plan() -> Plan:
+    """The library of the Python that runs."""
+    python = platform.python_version()
+    settings = {"python": python, "minimum": MINIMUM}
+    return Plan(
+        f"stdlib-{python}", settings, partial(_gather, Path(sysconfig.get_path("stdlib"))), MINIMUM, documents=True
+    )
+
+
+def _gather(folder: Path, workshop: Workshop) -> None:
+    modules = [
+        path for path in sorted(folder.rglob("*.py")) if not LEFT_OUT.intersection(path.relative_to(folder).parts)
+    ]
+    if not modules:
+        raise LabError(f"{folder} has no modules: this Python comes without its library's source, take another")
+    for path in modules:
+        workshop.source(path, path.relative_to(folder).as_posix())
+    workshop.tokenise(_tokenise, ((folder, path) for path in modules), len(modules))
+    workshop.notes["modules"] = workshop.gathered.documents()
+
+
+def split_of(module: str) -> str:
+    """The split of a module by a checksum of its name, so that it stays when others come or go."""
+    place = int.from_bytes(hashlib.sha256(module.encode()).digest()[:4], "little") % HELD_OUT
+    return {0: "valid", 1: "test"}.get(place, "train")
+
+
+def _tokenise(module: tuple[Path, Path]) -> list[tuple[str, Encoded]]:
+    folder, path = module
+    with readable(path):
+        content = path.read_bytes()
+    encoded = Encoded()
+    try:
+        encoded.add(code_tokens(content))
+    except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
+        raise LabError(f"{path} is no Python of this version ({error}): repair this Python's library") from error
+    return [(split_of(path.relative_to(folder).as_posix()), encoded)]
+
+
+def code_tokens(content: bytes) -> Iterator[str]:
+    """The tokens of a module.
+
+    >>> " ".join(code_tokens(b"if fooBar: # why\\n  x_1 = 'no'\\n"))
+    "if foo Bar : # why <eos> <indent> x _ 1 = ' no ' <eos> <dedent>"
+    """
+    signs = {tokenize.INDENT: INDENT, tokenize.DEDENT: DEDENT, tokenize.NEWLINE: EOS, tokenize.NL: EOS}
+    for token in tokenize.tokenize(io.BytesIO(content).readline):
+        if token.type in signs:
+            yield signs[token.type]
+        elif token.type not in (tokenize.ENCODING, tokenize.ENDMARKER):
+            for line in token.string.splitlines(keepends=True):
+                yield from _WORD.findall(line)
+                if line.endswith("\n"):
+                    yield EOS

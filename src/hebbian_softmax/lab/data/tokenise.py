@@ -1,0 +1,178 @@
+"""NLTK's sentences and words, as the paper's script takes them (appendix, "Data pre-processing"), several times faster.
+
+The script calls `nltk.sent_tokenize` on a text and `nltk.word_tokenize` on each sentence, which looks for sentences in
+that sentence once more. Two observations give the same tokens for less work:
+
+- Whether a full stop ends a sentence depends on the words around it alone, and those come again and again.
+- Between spaces, words are split the same wherever they stand, except at the two ends of a sentence: each of the word
+  tokenizer's patterns that looks beyond a space either asks only whether there is one, or whether the sentence begins
+  or ends there. "Ends" may have closing quotes and brackets after it, with spaces between.
+
+So both kinds of answers come from NLTK itself once and are remembered. The tests compare with NLTK on whole texts.
+"""
+
+import re
+import string
+from collections.abc import Iterable
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.data.corpus import EOS
+from hebbian_softmax.lab.data.download import download
+from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.extras import require
+
+PUNKT = "tokenizers/punkt_tab"  # NLTK's sentence model, in its data folder
+PUNKT_ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"
+CLOSERS = "])}>\"'»”’ "  # what may stand between a sentence's full stop and its end
+REMEMBERED = 1_000_000  # answers of each kind in a process; then it starts afresh, so that memory stays bounded
+TOGETHER = 2_000  # pieces to tokenise in one call
+MARK = "\uf8ff"  # stands between them; of private use, so that no text should have it
+
+# A piece is a string without spaces. One of these before it says that it does not stand between two spaces. No text
+# has them when it is cut to pieces: its line breaks are spaces then.
+FIRST, LAST, ONLY, END = "\nF", "\nL", "\nO", "\nE"
+
+# At the beginning of a sentence NLTK reads some quotes otherwise than after a space, but not one before a letter.
+_UNLIKE_INNER = re.compile(r"(?:'|\"(?![A-Za-z]))")
+# Letters, the end of a sentence and at most one closing sign, each of which is then a token.
+_PLAIN_LAST = re.compile(r"([A-Za-z]+)([.?!][\"'”’)]?)")
+
+
+def find_punkt(data_root: Path, quiet: bool = False) -> None:
+    """Make NLTK's English sentence model findable: through NLTK_DATA, in `nltk_data` under the data root, or new."""
+    require("nltk")
+    import nltk
+
+    folder = data_root / "nltk_data"
+    if str(folder) not in nltk.data.path:
+        nltk.data.path.append(str(folder))
+    try:
+        nltk.data.find(f"{PUNKT}/english/")
+    except LookupError:
+        download(PUNKT_ADDRESS, folder / f"{PUNKT}.zip", quiet=quiet)
+
+
+class Tokeniser:
+    """Lower-case tokens of English text, `<eos>` after each sentence. Use `find_punkt` first.
+
+    >>> from hebbian_softmax.lab.data.root import data_root
+    >>> find_punkt(data_root("../shared/data"))
+    >>> " ".join(Tokeniser().tokens("Mr. Holmes can't come. He's ill."))
+    "mr. holmes ca n't come . <eos> he 's ill . <eos>"
+    """
+
+    def __init__(self) -> None:
+        from nltk.tokenize import NLTKWordTokenizer
+
+        self._punkt = _punkt()
+        self._may_end = _untimed(self._punkt._lang_vars.period_context_re()).search
+        self._split = NLTKWordTokenizer().tokenize
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of all sentences of a text."""
+        pieces: list[str] = []
+        for sentence in self._punkt.sentences_from_text(text.replace("\r", " ").replace("\n", " ")):
+            # `word_tokenize` looks for sentences in the sentence once more.
+            again = self._punkt.sentences_from_text(sentence) if self._may_end(sentence) else [sentence.rstrip()]
+            for part in again:
+                _add_pieces(part, pieces)
+            pieces.append(END)
+        self._learn(set(pieces))
+        return list(chain.from_iterable(map(self._known.__getitem__, pieces)))
+
+    def _learn(self, pieces: set[str]) -> None:
+        """Have the tokens of these pieces in `_known`."""
+        if len(self._known) > REMEMBERED:
+            self._known = {}
+        if len(self._punkt.decisions) > REMEMBERED:
+            self._punkt.decisions.clear()
+        missing = {piece for piece in pieces if piece not in self._known}
+        inner = [piece for piece in missing if not piece.startswith("\n") and MARK not in piece]
+        for start in range(0, len(inner), TOGETHER):
+            # One call for many pieces, which stand between spaces here as they do in a sentence.
+            group = inner[start : start + TOGETHER]
+            tokens = iter(self._split(f"{MARK} " + "".join(f"{piece} {MARK} " for piece in group)))
+            next(tokens)
+            self._known.update((piece, _lower(iter(tokens.__next__, MARK))) for piece in group)
+        for piece in missing.difference(inner):
+            self._known[piece] = self._alone(piece)
+
+    def _alone(self, piece: str) -> tuple[str, ...]:
+        kind, text = (piece[:2], piece[2:]) if piece.startswith("\n") else ("", piece)
+        if kind == END:
+            return tuple("''" if sign == '"' else sign for sign in text) if text else (EOS,)
+        before, after = kind not in (FIRST, ONLY), kind not in (LAST, ONLY)
+        tokens = self._split("x " * before + text + " x" * after)
+        return _lower(tokens[int(before) : len(tokens) - int(after)])
+
+
+@cache
+def tokeniser() -> Tokeniser:
+    """The one of this process: what it has learned from one text helps with the next."""
+    return Tokeniser()
+
+
+def nltk_version() -> str:
+    """For manifests: another version may give other tokens."""
+    import nltk
+
+    return str(nltk.__version__)
+
+
+def _add_pieces(sentence: str, pieces: list[str]) -> None:
+    """Cut a sentence at its spaces, into pieces whose tokens do not depend on each other."""
+    end = sentence.rstrip(CLOSERS).rfind(" ")  # the last piece begins after it, with all that closes the sentence
+    if end < 0:
+        pieces.append(ONLY + sentence)
+        return
+    start = len(pieces)
+    pieces += sentence[:end].split(" ")
+    if _UNLIKE_INNER.match(pieces[start]):
+        pieces[start] = FIRST + pieces[start]
+    last = sentence[end + 1 :]
+    if match := _PLAIN_LAST.fullmatch(last):
+        pieces += (match[1], END + match[2])
+    else:
+        pieces.append(LAST + last)
+
+
+def _lower(tokens: Iterable[str]) -> tuple[str, ...]:
+    return tuple(token.lower() for token in tokens)
+
+
+def _punkt() -> Any:
+    from nltk.tokenize.punkt import PunktTokenizer
+
+    class RememberingPunkt(PunktTokenizer):
+        """NLTK's sentence tokenizer that decides on each context once."""
+
+        def __init__(self) -> None:
+            super().__init__("english")
+            self.decisions: dict[str, bool] = {}
+            # NLTK gives a search five seconds, the caller's work between two matches included; a book takes longer.
+            self._lang_vars._re_period_context = _untimed(self._lang_vars.period_context_re())
+
+        def text_contains_sentbreak(self, text: str) -> bool:
+            if (found := self.decisions.get(text)) is None:
+                self.decisions[text] = found = super().text_contains_sentbreak(text)
+            return found
+
+        def _get_last_whitespace_index(self, text: str) -> int:
+            return max(0, *(text.rfind(character) for character in string.whitespace))
+
+    try:
+        return RememberingPunkt()
+    except (LookupError, OSError, ValueError) as error:
+        raise LabError(
+            f"NLTK cannot load its English sentence model ({reason(error)}): install it with "
+            "python -m nltk.downloader punkt_tab, or name the folder that has it with NLTK_DATA"
+        ) from error
+
+
+def _untimed(pattern: Any) -> Any:
+    """The pattern inside NLTK's wrapper that limits a search's time."""
+    return getattr(pattern, "_rx", pattern)

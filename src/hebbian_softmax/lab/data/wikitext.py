@@ -1,0 +1,123 @@
+"""WikiText-2 and WikiText-103 (Merity et al., 2016): Wikipedia articles, tokenised already, `<unk>` in place.
+
+One `<eos>` ends each line, as in the counts that papers give. The files are `wiki.train.tokens` and so on, in the
+official archive or, packed with xz or not, in a folder of the data root that has the corpus's name.
+"""
+
+import contextlib
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from hebbian_softmax.lab.data.corpus import EOS, SPLITS
+from hebbian_softmax.lab.data.download import download
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
+from hebbian_softmax.lab.errors import LabError, reason
+
+ADDRESS = "https://wikitext.smerity.com/"  # of the corpus's author
+PART = 4 << 20  # bytes tokenised at a time
+
+
+@dataclass(frozen=True)
+class Official:
+    """What a corpus of this name must have: tokens with one `<eos>` a line, and different words with `<eos>`."""
+
+    name: str
+    tokens: tuple[int, int, int]
+    words: int
+
+
+OFFICIAL = {
+    "wikitext-2": Official("wikitext-2", (2_088_628, 217_646, 245_569), 33_278),
+    "wikitext-103": Official("wikitext-103", (103_227_021, 217_646, 245_569), 267_735),
+}
+
+
+def plan(name: str) -> Plan:
+    """WikiText under its official name."""
+    official = OFFICIAL[name]
+    return Plan(name, {}, partial(_gather, official), check=partial(_check, official))
+
+
+def _gather(official: Official, workshop: Workshop) -> None:
+    places = _find(official, workshop.data_root, workshop.quiet)
+    for path in dict.fromkeys(places.values()):
+        workshop.source(path)
+    parts = ((split, str(path), part) for split, path in places.items() for part in _parts(official, split, path))
+    workshop.tokenise(_tokenise, parts, None)
+
+
+def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
+    """The file that holds each split: a text, or the archive for all of them."""
+    folder, archive = root / official.name, f"{official.name}-v1.zip"
+    for path in (root / archive, folder / archive):
+        if path.exists():
+            return dict.fromkeys(SPLITS, path)
+    texts = {}
+    for split in SPLITS:
+        for path in (folder / f"wiki.{split}.tokens.xz", folder / f"wiki.{split}.tokens"):
+            if path.exists():
+                texts[split] = path
+    if len(texts) == len(SPLITS):
+        return texts
+    try:
+        download(ADDRESS + archive, folder / archive, quiet=quiet)
+    except LabError as error:
+        if texts:
+            missing = " and ".join(f"wiki.{split}.tokens" for split in SPLITS if split not in texts)
+            raise LabError(f"{folder} has no {missing}, and the whole archive cannot be had: {error}") from error
+        raise
+    return dict.fromkeys(SPLITS, folder / archive)
+
+
+def _parts(official: Official, split: str, path: Path) -> Iterator[bytes]:
+    """The lines of a split, some megabytes at a time."""
+    advice = f"replace it with {ADDRESS}{official.name}-v1.zip, or delete it and it will be downloaded"
+    try:
+        with readable(path, advice), _open(official, split, path) as file:
+            while lines := file.readlines(PART):
+                yield b"".join(lines)
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, KeyError) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
+
+
+@contextlib.contextmanager
+def _open(official: Official, split: str, path: Path) -> Iterator[IO[bytes]]:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive, archive.open(f"{official.name}/wiki.{split}.tokens") as file:
+            yield file
+    else:
+        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+            yield file
+
+
+def _tokenise(part: tuple[str, str, bytes]) -> list[tuple[str, Encoded]]:
+    split, path, lines = part
+    try:
+        text = lines.decode()
+    except UnicodeDecodeError as error:
+        raise LabError(
+            f"{path} holds bytes in its {split} split that are not UTF-8 ({error}): replace it with the official file"
+        ) from error
+    encoded = Encoded()
+    # Lines end at line feeds alone: some articles have other separators inside a line.
+    encoded.add(token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
+    return [(split, encoded)]
+
+
+def _check(official: Official, gathered: Gathered, words: int) -> None:
+    found = (*gathered.tokens.values(), words)
+    expected = (*official.tokens, official.words)
+    if found != expected:
+        raise LabError(
+            f"these files are not {official.name}: they have {found[0]:,} / {found[1]:,} / {found[2]:,} tokens and "
+            f"{words:,} words, it has {expected[0]:,} / {expected[1]:,} / {expected[2]:,} and {official.words:,}; "
+            f"get {ADDRESS}{official.name}-v1.zip"
+        )
