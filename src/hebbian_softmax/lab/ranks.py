@@ -61,9 +61,12 @@ def current_ranks() -> Ranks:
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """The ranks that torchrun started (it says so in the environment); `device` is cpu, cuda or auto."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks()
+    """The process group of the caller, or that of the processes that torchrun started (the environment says so).
+
+    `device` is cpu, cuda or auto.
+    """
+    if current_ranks().count > 1 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield current_ranks()
         return
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if on_gpu:

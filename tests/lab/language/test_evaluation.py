@@ -1,6 +1,7 @@
 """Perplexity is that of a literal loop: one word after the other, with the state of all words before it."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def model(**changes: Any) -> WordLSTM:
 
 def literal_losses(model: WordLSTM, ids: Tensor) -> Tensor:
     state, losses = None, []
-    for now, following in zip(ids[:-1], ids[1:], strict=True):
+    for now, following in pairwise(ids):
         features, state = model.features(now.view(1, 1).long(), state)
         losses.append(-(features.view(-1) @ model.head.weight.T).log_softmax(0)[following])
     return torch.stack(losses).detach()
@@ -87,7 +88,10 @@ def test_scores_by_training_frequency() -> None:
     assert found.bucket_perplexity[BUCKETS[1]] == pytest.approx(math.exp(4.0))
     assert found.bucket_perplexity[BUCKETS[2]] is None
     assert found.bucket_perplexity[BUCKETS[3]] == pytest.approx(math.exp(7.0))
-    assert set(found.as_metrics("valid")) == {"valid_perplexity", *(f"valid_perplexity_{BUCKETS[n]}" for n in (0, 1, 3))}
+    assert set(found.as_metrics("valid")) == {
+        "valid_perplexity",
+        *(f"valid_perplexity_{BUCKETS[n]}" for n in (0, 1, 3)),
+    }
 
 
 def test_a_hopeless_model_has_a_perplexity_too() -> None:

@@ -1,6 +1,7 @@
 """One language model while it learns: the network, its optimizer, and one step of both."""
 
 import contextlib
+import inspect
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if half else torch.float32
 
 
+def _own_buffers() -> dict[str, Any]:
+    """All buffers are the head's, which makes them equal on all ranks itself; torch 2.13 has a new name for it."""
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+
+
 class Learner:
     """The ranks of a process group share each batch: the loss and the step are those of one process on all of it."""
 
@@ -60,8 +67,7 @@ class Learner:
         )
         self._parallel: nn.Module = self.model
         if self.ranks.count > 1:
-            # All buffers are the head's, and equal on all ranks already.
-            self._parallel = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **_own_buffers())
 
     def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
         """One optimizer step on (length + 1, columns) words; the value is the mean loss, over all ranks.

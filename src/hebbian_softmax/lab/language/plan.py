@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
@@ -38,21 +37,31 @@ class Speed:
     """By measuring itself, and loading before it."""
 
 
-def settled_steps(
+@dataclass(frozen=True)
+class Plan:
+    """What is settled, and what it was settled from."""
+
+    steps: int
+    measured: Speed | None = None
+
+    def keep(self, run: Run) -> None:
+        """From now on it is the plan of `run`."""
+        if current_ranks().first:
+            write_atomic(run.path / FILE, (to_json(asdict(self), indent=2) + "\n").encode())
+
+
+def make_plan(
     run: Run, settings: Settings, windows: Windows, make_task: Callable[[int], WordTask], began: float
-) -> int:
-    """The steps of `run`: those of its plan, or a new plan's. `began` is when the time of --max-seconds started."""
+) -> Plan:
+    """The plan that `run` has, or a new one. `began` is when the time of --max-seconds started."""
     ranks = current_ranks()
-    plan = json.loads(ranks.shared(to_json(_read(run)) if ranks.first else None))
-    if plan is None:
-        plan = {"steps": settings.steps or max(1, round(settings.epochs * windows.epoch_steps))}
-        if settings.max_seconds:
-            speed = measure_speed(make_task(1), settings, began)
-            plan = {"steps": affordable_steps(settings, speed), "measured": asdict(speed)}
-        plan = json.loads(ranks.shared(to_json(plan)))  # each rank has measured something else
-        if ranks.first:
-            write_atomic(run.path / FILE, (to_json(plan, indent=2) + "\n").encode())
-    return int(plan["steps"])
+    if ranks.any((run.path / FILE).exists())[0]:
+        return _read(run)
+    if not settings.max_seconds:
+        return Plan(settings.steps or max(1, round(settings.epochs * windows.epoch_steps)))
+    speed = measure_speed(make_task(1), settings, began)
+    steps = affordable_steps(settings, speed) if ranks.first else 0
+    return Plan(int(ranks.shared(str(steps))), speed)  # each rank has measured another speed
 
 
 def measure_speed(task: WordTask, settings: Settings, began: float) -> Speed:
@@ -104,14 +113,13 @@ def _finish(task: WordTask) -> None:
         torch.cuda.synchronize(task.windows.device)
 
 
-def _read(run: Run) -> dict[str, Any] | None:
+def _read(run: Run) -> Plan:
     path = run.path / FILE
-    if not path.exists():
-        return None
     try:
-        plan: dict[str, Any] = json.loads(path.read_bytes())
+        plan = json.loads(path.read_bytes())
         if type(plan["steps"]) is not int or plan["steps"] < 1:
             raise ValueError("its number of steps is not one")
+        measured = plan["measured"]
+        return Plan(plan["steps"], None if measured is None else Speed(**measured))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LabError(f"{path} is damaged ({reason(error)}): start a new run") from error
-    return plan

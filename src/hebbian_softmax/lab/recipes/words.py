@@ -20,7 +20,7 @@ from hebbian_softmax.lab.language.board import board
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import Score
 from hebbian_softmax.lab.language.outcome import TEXTS, as_plain, draw, measure_all, tabulate
-from hebbian_softmax.lab.language.plan import settled_steps
+from hebbian_softmax.lab.language.plan import make_plan
 from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
@@ -46,8 +46,9 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
         return WordTask(corpus, settings, heads, steps=steps, device=device)
 
     with deterministic(settings.deterministic == "yes"):
-        steps = settled_steps(run, settings, make_windows(corpus, settings, "cpu"), make_task, began)
-        task = make_task(steps)
+        plan = make_plan(run, settings, make_windows(corpus, settings, "cpu"), make_task, began)
+        task, steps = make_task(plan.steps), plan.steps
+        plan.keep(run)  # now that all is known to fit together
         with board(run, settings.tensorboard) as logged:
             seconds = train(
                 task,

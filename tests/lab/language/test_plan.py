@@ -1,0 +1,77 @@
+"""The number of steps is settled once: from the options, or from a measurement."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.language.plan import FILE, Speed, affordable_steps, make_plan
+from hebbian_softmax.lab.language.settings import Settings
+from hebbian_softmax.lab.language.task import WordTask
+from hebbian_softmax.lab.runs import Run, create_run
+from tests.lab.language.toy import corpus, device, settings
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return create_run(tmp_path, "toy", "toy", {})
+
+
+def settle(run: Run, made: list[WordTask] | None = None, **changes: Any) -> int:
+    given = settings(Settings, **changes)
+
+    def make(steps: int) -> WordTask:
+        task = WordTask(corpus(), given, {"": True}, steps=steps, device=device())
+        if made is not None:
+            made.append(task)
+        return task
+
+    windows = WordTask(corpus(), given, {}, steps=1, device=device()).windows
+    assert windows.epoch_steps == 39
+    plan = make_plan(run, given, windows, make, time.monotonic())
+    plan.keep(run)
+    return plan.steps
+
+
+def test_steps_or_epochs(tmp_path: Path) -> None:
+    for changes, expected in (({"steps": 7}, 7), ({"epochs": 2.0}, 78), ({"epochs": 0.0}, 1)):
+        made: list[WordTask] = []
+        run = create_run(tmp_path, "toy", "toy", {})
+        assert settle(run, made, **changes) == expected
+        assert not made
+        assert json.loads((run.path / FILE).read_bytes()) == {"steps": expected, "measured": None}
+
+
+def test_a_measured_number_is_kept(run: Run) -> None:
+    made: list[WordTask] = []
+    steps = settle(run, made, max_seconds=15.0, evaluations=1)
+    assert steps > 1
+    assert len(made) == 1
+    plan = json.loads((run.path / FILE).read_bytes())
+    assert plan["steps"] == steps
+    assert plan["measured"]["step"] > 0
+    made.clear()
+    assert settle(run, made, max_seconds=15.0, evaluations=1) == steps
+    assert not made
+
+
+def test_the_time_is_shared_out() -> None:
+    speed = Speed(step=0.1, evaluation=2.0, final=7.0, spent=10.0)
+    given = settings(Settings, max_seconds=100.0, evaluations=5)
+    assert affordable_steps(given, speed) == 700  # 97 s less 10, 7 and 10
+
+
+def test_too_little_time_is_one_clear_line(run: Run) -> None:
+    with pytest.raises(LabError, match=r"--max-seconds 0.01 is too short: .* fewer --evaluations"):
+        settle(run, max_seconds=0.01)
+    assert not (run.path / FILE).exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"steps": 7}', '{"steps": 0, "measured": null}', '{"steps": "7"}'])
+def test_a_damaged_plan_is_one_clear_line(run: Run, text: str) -> None:
+    (run.path / FILE).write_text(text)
+    with pytest.raises(LabError, match=r"plan\.json is damaged .*start a new run"):
+        settle(run)

@@ -1,0 +1,300 @@
+"""`hebbian train`, `compare` and `evaluate` on a corpus, as a user meets them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.runs import Run, open_run
+from tests.lab.language.toy import prepared
+
+ROOT = Path(__file__).parents[3]
+SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
+FEW = f"{SIZES} --steps 12 --evaluations 3".split()
+MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic yes --checkpoint-seconds 0.3".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpora") / "toy"
+    prepared(path)
+    return path
+
+
+def call(*arguments: str | Path) -> int:
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+def only(runs: Path) -> Run:
+    (path,) = runs.iterdir()
+    return open_run(path)
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("runs")
+    assert call("train", folder, *FEW, "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
+@pytest.fixture
+def copied(trained: Run, tmp_path: Path) -> Run:
+    """A run of its own for a test that damages it."""
+    return open_run(Path(shutil.copytree(trained.path, tmp_path / "copied")))
+
+
+def test_training_leaves_everything_in_its_run_folder(trained: Run) -> None:
+    kept = {"valid-words.npz", "test-words.npz", "perplexity.png", "plan.json", "page.html"}
+    assert {path.name for path in trained.path.iterdir()} == kept | {
+        "config.json", "log.jsonl", "checkpoint.pt", "result.json",
+    }  # fmt: skip
+    records = trained.records()
+    assert [record["step"] for record in records] == [4, 8, 12]
+    assert [record["words"] for record in records] == [80, 160, 240]
+    assert all(record["words_per_second"] > 0 and record["valid_perplexity"] > 1 for record in records)
+    result = trained.result()
+    assert result is not None
+    scores = result["metrics"]["scores"]["model"]
+    for split in ("valid", "test"):
+        with np.load(trained.path / f"{split}-words.npz") as words:
+            assert scores[split]["words"] == len(words["nll"]) == len(words["ids"])
+            assert scores[split]["perplexity"] == pytest.approx(np.exp(words["nll"].astype("f8").mean()))
+            assert str(words["corpus"]) == result["metrics"]["corpus"]["fingerprint"]
+
+
+def test_evaluating_gives_the_numbers_of_the_training(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    result = trained.result()
+    assert result is not None
+    assert call("evaluate", trained.path, "--json", "--quiet") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == result["metrics"]["scores"]
+    assert found["step"] == 12
+    assert json.loads((trained.path / "evaluation.json").read_bytes())["scores"] == found["scores"]
+    assert call("evaluate", trained.path, "--split", "test", "--streams", "5", "--quiet") == 0
+    output = capsys.readouterr().out
+    assert "Perplexity on the test text of toy" in output
+    assert "validation" not in output
+    near = json.loads((trained.path / "evaluation.json").read_bytes())["scores"]["model"]["test"]["perplexity"]
+    exact = result["metrics"]["scores"]["model"]["test"]["perplexity"]
+    assert near != exact
+    assert near == pytest.approx(exact, rel=0.1)
+
+
+def test_a_comparison_has_both_beside_each_other(
+    folder: Path, trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compare", folder, *FEW, "--runs", tmp_path) == 0
+    captured = capsys.readouterr()
+    assert "plain softmax" in captured.out
+    assert "Hebbian softmax" in captured.out
+    assert "240/240 words" in captured.err
+    run = only(tmp_path)
+    result, alone = run.result(), trained.result()
+    assert result is not None
+    assert alone is not None
+    # The Hebbian half of a comparison is the same training as a run of its own.
+    assert result["metrics"]["scores"]["hebbian"] == alone["metrics"]["scores"]["model"]
+    assert result["metrics"]["scores"]["plain"] != result["metrics"]["scores"]["hebbian"]
+    assert (run.path / "plain-valid-words.npz").exists()
+    assert call("evaluate", run.path, "--split", "valid", "--json", "--quiet") == 0
+    again = json.loads(capsys.readouterr().out)["scores"]
+    assert again["plain"]["valid"] == result["metrics"]["scores"]["plain"]["valid"]
+
+
+def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
+    options = f"{SIZES} --vocabulary 30 --tokens 500 --max-seconds 5 --evaluations 2 --final none --head plain"
+    began = time.monotonic()
+    assert call("train", "zipf", *options.split(), "--quiet", "--runs", tmp_path) == 0
+    assert time.monotonic() - began < 10
+    run = only(tmp_path)
+    plan = json.loads((run.path / "plan.json").read_bytes())
+    assert run.records()[-1]["step"] == plan["steps"] > 10
+    assert not list(run.path.glob("*.npz"))
+
+
+def state(run: Run) -> dict[str, Any]:
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.pop("seconds") > 0
+    return checkpoint
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        for first, second in zip(one, other, strict=True):
+            assert_same(first, second)
+    else:
+        assert one == other
+
+
+def start(pause: float, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.lab.language.toy_words", str(pause), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment)
+
+
+def wait_for_checkpoint(runs: Path) -> Run:
+    deadline = time.monotonic() + 60
+    while not list(runs.glob("*/checkpoint.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return only(runs)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_ends_in_the_same_bits(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    with start(0.05, "compare", folder, *MANY, "--runs", stopped) as process:
+        run = wait_for_checkpoint(stopped)
+        process.send_signal(how)
+        _, errors = process.communicate()
+    assert process.returncode == (-9 if how == signal.SIGKILL else 128 + how)
+    assert how == signal.SIGKILL or "all saved; go on with" in errors
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert 0 < checkpoint["step"] < 60
+
+    assert call("compare", "corpus", "--resume", run.path, "--quiet") == 0
+    assert call("compare", folder, *MANY, "--quiet", "--runs", whole) == 0
+    assert_same(state(run), state(only(whole)))
+    one, other = run.result(), only(whole).result()
+    assert one is not None
+    assert other is not None
+    assert one["metrics"]["scores"] == other["metrics"]["scores"]
+    timed = ("seconds", "words_per_second")
+    logs = [[{k: v for k, v in r.items() if k not in timed} for r in each.records()] for each in (run, only(whole))]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.slow  # tests/distributed has the same without the start of three processes
+def test_torchrun_trains_with_two_processes(folder: Path, tmp_path: Path, trained: Run) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["-m", "hebbian_softmax.lab.cli", "train", str(folder), *FEW, "--quiet", "--runs", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    result = only(tmp_path).result()
+    assert result is not None
+    assert result["metrics"]["processes"] == 2
+    assert [record["step"] for record in only(tmp_path).records()] == [4, 8, 12]
+
+
+def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
+    folder: Path, trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "toy"
+    prepared(other)
+    assert call("train", other, *FEW, "--final", "none", "--quiet", "--runs", tmp_path / "runs") == 0
+    run = only(tmp_path / "runs")
+    (run.path / "result.json").unlink()
+    before = (run.path / "checkpoint.pt").read_bytes()
+    prepared(other, test=torch.zeros(50, dtype=torch.int32))
+    capsys.readouterr()
+    for command in (["train", "corpus", "--resume", run.path], ["evaluate", run.path]):
+        assert call(*command, "--quiet") == 1
+        assert "of a model of other words" in error_of(capsys)
+    assert (run.path / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_checkpoint_of_other_settings_is_refused(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((copied.path / "config.json").read_bytes())
+    config["settings"]["hidden"] = 9
+    (copied.path / "config.json").write_text(json.dumps(config))
+    (copied.path / "result.json").unlink()
+    assert call("train", "corpus", "--resume", copied.path, "--quiet") == 1
+    assert "does not fit" in error_of(capsys)
+    assert call("evaluate", copied.path, "--quiet") == 1
+    assert "is not of the settings in its config.json" in error_of(capsys)
+
+
+def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Learner.step
+
+    def step_or_break(self: Learner, words: torch.Tensor, rate: float, memorizing: bool) -> torch.Tensor:
+        broken = step(self, words, rate, memorizing)
+        steps_taken.append(1)
+        return broken * float("nan") if len(steps_taken) == 6 else broken
+
+    steps_taken: list[int] = []
+    monkeypatch.setattr(Learner, "step", step_or_break)
+    assert call("train", folder, *FEW, "--checkpoint-seconds", "0", "--quiet", "--runs", tmp_path) == 1
+    error = error_of(capsys)
+    assert "loss became nan at or before step 6: start a new run with a lower learning rate" in error
+    assert "the checkpoint of step 5 is kept" in error
+    checkpoint = only(tmp_path).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == checkpoint["task"]["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "no-such-corpus"], "invalid choice"),
+        (["train", "corpus"], "which corpus?"),
+        (["train", "zipf", "--tied", "perhaps"], "must be one of yes, no"),
+        (["train", "zipf", "--input-dropout", "1"], "below 1"),
+        (["train", "zipf", "--rule-scale", "much"], "must be a number"),
+        (["train", "zipf", "--steps", "3", "--max-seconds", "5"], "give one of them"),
+        (["evaluate", "nowhere"], "is not a run folder"),
+    ],
+)
+def test_bad_arguments_are_one_clear_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments) in (1, 2)
+    assert message in error_of(capsys)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_evaluate_wants_a_language_model_with_a_checkpoint(
+    copied: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied.path / "checkpoint.pt").unlink()
+    assert call("evaluate", copied.path) == 1
+    assert "has no checkpoint yet" in error_of(capsys)
+    config = json.loads((copied.path / "config.json").read_bytes())
+    config["command"] = "compare longtail"
+    (copied.path / "config.json").write_text(json.dumps(config))
+    assert call("evaluate", copied.path) == 1
+    assert "which has no language model" in error_of(capsys)
+
+
+@pytest.mark.parametrize("short", [{"train": 20}, {"valid": 1}, {"test": 1}])
+def test_a_text_that_is_too_short_is_one_clear_line(
+    short: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((split, length),) = short.items()
+    prepared(tmp_path / "short", **{split: torch.zeros(length, dtype=torch.int32)})
+    assert call("train", tmp_path / "short", *FEW, "--quiet", "--runs", tmp_path / "runs") == 1
+    error = error_of(capsys)
+    assert str(tmp_path / "short") in error
+    assert f"has {length} words" in error
+    assert not list((tmp_path / "runs").iterdir())
