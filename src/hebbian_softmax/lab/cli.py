@@ -89,16 +89,14 @@ def fail(message: str) -> int:
 
 def name_folder(argv: Sequence[str]) -> list[str]:
     """`hebbian train FOLDER ...` as the parser knows it: `hebbian train corpus --corpus FOLDER ...`."""
-    from hebbian_softmax.lab.language.source import FOLDER
+    from hebbian_softmax.lab.language.source import FOLDER, prepared_corpus
     from hebbian_softmax.lab.recipes import RECIPES
 
     match list(argv):
-        case [verb, folder, *rest] if (
-            any(recipe.verb == verb and recipe.name == FOLDER for recipe in RECIPES)
-            and not any(recipe.verb == verb and recipe.name == folder for recipe in RECIPES)
-            and Path(folder).is_dir()
-        ):
-            return [verb, FOLDER, "--corpus", folder, *rest]
+        case [verb, text, *rest]:
+            names = {recipe.name for recipe in RECIPES if recipe.verb == verb}
+            if FOLDER in names and text not in names and (corpus := prepared_corpus(text)) is not None:
+                return [verb, FOLDER, "--corpus", corpus, *rest]
     return list(argv)
 
 

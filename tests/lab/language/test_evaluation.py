@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -107,6 +108,14 @@ def test_measuring_gives_the_loss_and_the_id_of_every_word() -> None:
     assert arrays["ids"].tolist() == words.splits["test"][1:].tolist()
     assert math.log(found.perplexity) == pytest.approx(arrays["nll"].astype("float64").mean())
     assert seen[-1] == len(arrays["nll"]) == found.words
+
+
+def test_the_first_words_alone() -> None:
+    words, network = corpus(), model()
+    (some, arrays), (_, whole) = measure(network, words, "valid", first=10), measure(network, words, "valid")
+    assert some.words == 10
+    np.testing.assert_allclose(arrays["nll"], whole["nll"][:10], rtol=1e-5)
+    assert measure(network, words, "valid", first=10_000)[0].words == len(words.splits["valid"]) - 1
 
 
 def test_more_streams_than_words_are_as_many_as_words() -> None:

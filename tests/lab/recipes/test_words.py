@@ -121,6 +121,18 @@ def test_a_comparison_has_both_beside_each_other(
     assert again["plain"]["valid"] == result["metrics"]["scores"]["plain"]["valid"]
 
 
+def test_a_prepared_corpus_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    prepared(tmp_path / "corpora" / "mine")
+    assert call("train", "mine", *FEW, "--final", "none", "--quiet", "--runs", tmp_path / "runs") == 0
+    run = only(tmp_path / "runs")
+    assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
+    assert call("train", "yours", *FEW) == 2
+    assert "invalid choice: 'yours'" in error_of(capsys)
+
+
 def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     options = f"{SIZES} --vocabulary 30 --tokens 500 --max-seconds 5 --evaluations 2 --final none --head plain"
     began = time.monotonic()

@@ -143,10 +143,15 @@ def measure(
     split: str,
     *,
     streams: int = 1,
+    first: int = 0,
     seen: Callable[[int], object] | None = None,
 ) -> tuple[Score, dict[str, Any]]:
-    """The score of a split, and the arrays to keep: the loss and the id of every word predicted."""
+    """The score of a split, and the arrays to keep: the loss and the id of every word predicted.
+
+    With `first` only so many predictions are made, from the beginning.
+    """
     ids = text_of(corpus, split)
+    ids = ids[: first + 1] if first else ids
     losses = word_losses(model, ids, streams=min(streams, len(ids) - 1), seen=seen)
     targets = ids[1:]
     return score(losses, targets, corpus.counts), {"nll": losses.numpy(), "ids": targets.numpy()}

@@ -83,6 +83,7 @@ class Settings:
     max_seconds: float = setting(0.0, "time for all of it; the speed is measured, then the steps are fixed", number(0))
     evaluations: int = setting(20, "on the validation text while training", integer(1))
     valid_streams: int = setting(32, "parts of the validation text read side by side then", integer(1))
+    valid_words: int = setting(0, "words of the validation text that are predicted then, 0 for all", integer(0))
     final: str = setting("both", "texts that the end is measured on: both, valid or none", choice(*FINAL))
 
     checkpoint_seconds: float = setting(300.0, "between checkpoints", number(0))

@@ -1,6 +1,8 @@
 """Where words come from: the corpora by name, a folder, or made up; and which settings and models belong to them."""
 
-from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
+from pathlib import Path
+
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language.settings import (
     FolderCompare,
@@ -23,8 +25,15 @@ CORPORA = {
     "reuters": "news of 1987 in the order of time",
     "stdlib": "the Python standard library's source; no download",
     "zipf": "made-up words, as many as wanted; no download",
-    FOLDER: "any prepared corpus: give its folder in place of a name",
+    FOLDER: "any prepared corpus: give its folder, or its name in hebbian data list, instead",
 }
+
+
+def prepared_corpus(text: str) -> str | None:
+    """The whole path of a folder, or the name of a corpus that is prepared already; None for any other text."""
+    if Path(text).is_dir():
+        return str(Path(text).absolute())
+    return text if text and (corpora_root() / text / MANIFEST).exists() else None
 
 
 def settings_type(verb: str, name: str) -> type[Settings]:

@@ -72,7 +72,13 @@ class WordTask:
             since, first = self._timed
             metrics["words_per_second"] = (self.step - first) * self.step_words / (time.monotonic() - since)
         for prefix, learner in self.learners.items():
-            score, _ = measure(learner.model, self.corpus, "valid", streams=self.settings.valid_streams)
+            score, _ = measure(
+                learner.model,
+                self.corpus,
+                "valid",
+                streams=self.settings.valid_streams,
+                first=self.settings.valid_words,
+            )
             metrics |= score.as_metrics(f"{prefix}valid")
         self._timed = None
         return metrics

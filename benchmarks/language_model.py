@@ -1,0 +1,252 @@
+"""Training words a second of the paper's language model, plain and Hebbian in turn, and where the time of a step goes.
+
+The words are made up (Zipf's frequencies), so that no corpus is needed; the two vocabularies are those of WikiText-103
+and of 529 Gutenberg novels. Beside each part of a step stands its floor: the matrix products at the rate that this
+machine reaches in one large product, or the bytes that must move at the rate of a large copy.
+
+    python -m benchmarks.language_model --device cuda [--json FILE] [--budget SECONDS]
+    python -m benchmarks.language_model --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hebbian_softmax.lab import environment
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
+from hebbian_softmax.lab.language.settings import PRESETS, Settings
+from hebbian_softmax.lab.language.task import make_windows
+from hebbian_softmax.lab.language.windows import Windows
+from hebbian_softmax.lab.language.zipf import zipf_corpus
+from hebbian_softmax.lab.report.tables import Table, as_text
+from hebbian_softmax.lab.runs import to_json
+
+VOCABULARIES = (267_735, 63_951)
+HEADS = {"plain": False, "Hebbian": True}
+PARTS = ("input and LSTM forward", "output layer", "LSTM backward", "clipping", "optimizer and write")
+STEPS_OF_TEXT = 40
+RATE = 1e-3
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of one call, the least of several."""
+    found = []
+    for _ in range(repeats + 1):
+        finish(device)
+        since = time.perf_counter()
+        work()
+        finish(device)
+        found.append(time.perf_counter() - since)
+    return min(found[1:])
+
+
+def machine_rates(device: torch.device, size: int) -> dict[str, float]:
+    """FLOP/s of a large product in the precision of training, bytes/s of a large copy."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    source = torch.empty(size * size * 8, device=device)
+    target = torch.empty_like(source)
+    return {
+        "flops": 2 * size**3 / seconds_of(lambda: a @ b, device, 10),
+        "bytes": 2 * source.numel() * 4 / seconds_of(lambda: target.copy_(source), device, 10),
+    }
+
+
+class Racer:
+    """One model in training, step after step."""
+
+    def __init__(self, settings: Settings, vocabulary: int, windows: Windows, hebbian: bool) -> None:
+        self.windows, self.device = windows, windows.device
+        self.learner = Learner(settings, vocabulary, hebbian=hebbian, device=self.device)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.learner.step(self.windows.at(self.steps), RATE, memorizing=True)
+        self.steps += 1
+
+    def block(self, steps: int) -> tuple[float, float]:
+        """Seconds of a step, and seconds until the host had asked for it."""
+        finish(self.device)
+        since = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        asked = time.perf_counter() - since
+        finish(self.device)
+        return (time.perf_counter() - since) / steps, asked / steps
+
+    def parts(self) -> list[float]:
+        """Seconds of each of `PARTS` in one step, which is `Learner.step` taken apart."""
+        model, optimizer = self.learner.model, self.learner.optimizer
+        marks = [_mark(self.device)]
+        words = self.windows.at(self.steps)
+        self.steps += 1
+        optimizer.zero_grad()
+        features, _ = model.features(words[:-1])
+        marks.append(_mark(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=model.precision == torch.bfloat16):
+            loss = model.head.loss(features, words[1:], remember=model.memorizes)
+        marks.append(_mark(self.device))
+        loss.backward()
+        marks.append(_mark(self.device))
+        nn.utils.clip_grad_norm_(model.parameters(), self.learner.clip)
+        marks.append(_mark(self.device))
+        optimizer.step()
+        marks.append(_mark(self.device))
+        finish(self.device)
+        return [_between(one, other) for one, other in pairwise(marks)]
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(one: Any, other: Any) -> float:
+    return other - one if isinstance(one, float) else one.elapsed_time(other) / 1e3
+
+
+def floors(settings: Settings, vocabulary: int, rates: dict[str, float]) -> list[float]:
+    """Seconds that each of `PARTS` takes at least. Products count 2 FLOP; backward has two for each one forward."""
+    sizes = settings.sizes
+    words = sizes.batch * sizes.sequence
+    gates, narrow = 4 * sizes.hidden, sizes.embedding != sizes.hidden
+    first = words * gates * sizes.embedding + (gates * sizes.hidden * sizes.embedding if narrow else 0)
+    later = (sizes.layers - 1) * words * gates * sizes.hidden
+    lstm = first + later + sizes.layers * words * gates * sizes.hidden
+    lstm += words * sizes.hidden * sizes.embedding if narrow else 0
+    output = words * sizes.embedding * vocabulary
+    parameters = vocabulary * sizes.embedding + sizes.layers * 2 * gates * sizes.hidden
+    products = [2 * lstm, 3 * 2 * output, 2 * 2 * lstm]
+    moved = [4 * 3 * parameters, 4 * 7 * parameters + 2 * parameters]  # clip: twice read, once written; Adam: 4 and 3
+    return [count / rates["flops"] for count in products] + [count / rates["bytes"] for count in moved]
+
+
+def race(settings: Settings, vocabulary: int, device: torch.device, rounds: int, deadline: float) -> dict[str, Any]:
+    """Blocks of steps of both heads in turn, then the parts of a step."""
+    sizes = settings.sizes
+    words = sizes.batch * sizes.sequence
+    corpus = zipf_corpus(vocabulary, (STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
+    windows = make_windows(corpus, settings, device)
+    racers = {name: Racer(settings, vocabulary, windows, hebbian) for name, hebbian in HEADS.items()}
+    for racer in racers.values():
+        racer.block(5)
+    steps = max(3, round(1.0 / max(racer.block(3)[0] for racer in racers.values())))
+    blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in HEADS}
+    for number in range(rounds):
+        if number and time.monotonic() > deadline:
+            break
+        for name in list(racers)[:: 1 if number % 2 == 0 else -1]:  # whoever goes first may find a cooler chip
+            blocks[name].append(racers[name].block(steps))
+    taken: dict[str, list[list[float]]] = {name: [] for name in HEADS}
+    for number in range(max(3, steps // 4)):
+        if number and time.monotonic() > deadline:
+            break
+        for name, racer in racers.items():
+            taken[name].append(racer.parts())
+    ratios = [plain[0] / hebbian[0] for plain, hebbian in zip(blocks["plain"], blocks["Hebbian"], strict=True)]
+    found: dict[str, Any] = {"vocabulary": vocabulary, "steps_in_a_block": steps, "rounds": len(ratios)}
+    for name in HEADS:
+        seconds = [each for each, _ in blocks[name]]
+        found[name] = {
+            "words_per_second": words / statistics.median(seconds),
+            "all_words_per_second": [words / each for each in seconds],
+            "step_ms": 1e3 * statistics.median(seconds),
+            "host_ms": 1e3 * statistics.median(asked for _, asked in blocks[name]),
+            "parts_ms": {
+                part: 1e3 * statistics.median(each[index] for each in taken[name]) for index, part in enumerate(PARTS)
+            },
+        }
+    found["hebbian_over_plain"] = statistics.median(ratios)
+    if device.type == "cuda":
+        found["peak_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+    return found
+
+
+def report(found: dict[str, Any], floor: Sequence[float]) -> str:
+    """Two tables: the speed, and the parts of a step."""
+    speed = Table(
+        f"{found['vocabulary']:,} words in the vocabulary",
+        ["softmax", "words/s", "ms a step", "of them asked for by the host"],
+        [
+            [name, round(found[name]["words_per_second"]), found[name]["step_ms"], found[name]["host_ms"]]
+            for name in HEADS
+        ],
+    )
+    rows = [
+        [part, *(found[name]["parts_ms"][part] for name in HEADS), 1e3 * least]
+        for part, least in zip(PARTS, floor, strict=True)
+    ]
+    whole = [sum(found[name]["parts_ms"].values()) for name in HEADS]
+    rows.append(["sum", *whole, 1e3 * sum(floor)])
+    rows.append(["step as measured", *(found[name]["step_ms"] for name in HEADS), None])
+    parts = Table("Where the time goes, ms", ["part", *HEADS, "floor"], rows)
+    ratio = f"Hebbian / plain, median over {found['rounds']} rounds: {found['hebbian_over_plain']:.4f} of the speed"
+    return "\n\n".join([as_text(speed), ratio, as_text(parts)])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--preset", default="paper", choices=tuple(PRESETS))
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
+    parser.add_argument("--optimizer", default="one-pass-adam", choices=OPTIMIZERS)
+    parser.add_argument("--rounds", type=int, default=10, help="blocks of about a second of each head")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds, shared by the vocabularies")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, to see that it works")
+    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    arguments = parser.parse_args(argv)
+    began = time.monotonic()
+    if arguments.quick:
+        arguments.preset, arguments.rounds, arguments.vocabularies = "tiny", 2, [300, 100]
+    device = torch.device(arguments.device)
+    settings = Settings(preset=arguments.preset, optimizer=arguments.optimizer, device=arguments.device)
+    rates = machine_rates(device, 256 if arguments.quick else 8192 if device.type == "cuda" else 1024)
+    print(f"One large product: {rates['flops'] / 1e12:.3g} TFLOP/s. One large copy: {rates['bytes'] / 1e9:.3g} GB/s.\n")
+    results = []
+    for number, vocabulary in enumerate(arguments.vocabularies, start=1):
+        deadline = began + arguments.budget * number / len(arguments.vocabularies)
+        found = race(settings, vocabulary, device, arguments.rounds, deadline)
+        floor = floors(settings, vocabulary, rates)
+        found["floor_ms"] = {part: 1e3 * least for part, least in zip(PARTS, floor, strict=True)}
+        results.append(found)
+        print(report(found, floor), end="\n\n", flush=True)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    if arguments.json:
+        content = {
+            "settings": asdict(settings),
+            "sizes": asdict(settings.sizes),
+            "rates": rates,
+            "versions": environment.versions(),
+            "hardware": environment.hardware(),
+            "seconds": time.monotonic() - began,
+            "results": results,
+        }
+        write_atomic(arguments.json, (to_json(content, indent=2) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

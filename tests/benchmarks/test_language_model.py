@@ -1,0 +1,39 @@
+"""The benchmark of the language model runs, keeps to its budget, and its parts are those of a step."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import language_model
+from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.task import make_windows
+from tests.lab.language.toy import WORDS, corpus, device, settings
+
+
+def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    language_model.main(["--quick", "--budget", "2", "--json", str(tmp_path / "found.json")])
+    assert time.monotonic() - began < 30
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [result["vocabulary"] for result in found["results"]] == [300, 100]
+    for result in found["results"]:
+        assert result["hebbian_over_plain"] > 0
+        for head in ("plain", "Hebbian"):
+            assert result[head]["words_per_second"] > 0
+            assert set(result[head]["parts_ms"]) == set(result["floor_ms"]) == set(language_model.PARTS)
+    assert "Where the time goes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hebbian", [True, False])
+def test_a_step_in_parts_is_a_step(hebbian: bool) -> None:
+    given = settings(input_dropout=0.0, learning_rate=language_model.RATE)
+    racer = language_model.Racer(given, WORDS, make_windows(corpus(), given, device()), hebbian)
+    whole = Learner(given, WORDS, hebbian=hebbian, device=device())
+    for step in range(3):
+        assert len(racer.parts()) == len(language_model.PARTS)
+        whole.step(racer.windows.at(step), language_model.RATE, memorizing=True)
+    for one, other in zip(whole.model.state_dict().values(), racer.learner.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
