@@ -218,8 +218,8 @@ def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> di
     return {"perplexity_float32": pair, "steps": steps} | compare(ours, queries, loop, few, device, rounds)
 
 
-def environment(device: str) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def environment(device: str, commit: str | None) -> dict[str, Any]:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     info = Path("/proc/cpuinfo")
     models = (
         [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
@@ -231,7 +231,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else next(iter(models), platform.processor()),
         "threads": torch.get_num_threads(),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit or asked.stdout.strip() or "unknown",
         "date": date.today().isoformat(),
     }
 
@@ -254,6 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=1, help="of both sides, on a CPU (default 1: see above)")
+    parser.add_argument("--commit", help="to name in the record (default: asked of git)")
     parser.add_argument("--only", choices=["cache", "mbpa"])
     for name in SIZES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
@@ -261,7 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     size = {name: getattr(options, name) or value for name, value in SIZES[options.device].items()}
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    where = environment(options.device)
+    where = environment(options.device, options.commit)
     print(", ".join(f"{name} {value}" for name, value in (where | size).items()), flush=True)
     results: dict[str, dict[str, Any]] = {}
     if options.only != "mbpa":
