@@ -177,7 +177,7 @@ def test_by_name_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     made = write(corpus.corpora_root() / "mine")
     assert load_corpus("mine").fingerprint == made.fingerprint
     assert load_corpus(str(made.path)).fingerprint == made.fingerprint
-    with pytest.raises(LabError, match=r"'other' is no prepared corpus .*mine"):
+    with pytest.raises(LabError, match=r"'other' is no corpus: name one of .*stdlib, mine"):
         load_corpus("other")
 
 

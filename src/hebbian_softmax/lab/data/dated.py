@@ -133,4 +133,5 @@ def _article(line: bytes) -> tuple[date, list[str]]:
     article = json.loads(line)
     texts = [article.get("title", ""), article["text"]]
     # JSON can spell half a surrogate pair, which no file of words could hold.
-    return date.fromisoformat(article["date"][:10]), [text.encode("utf-8", "replace").decode() for text in texts]
+    texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+    return date.fromisoformat(article["date"][:10]), texts

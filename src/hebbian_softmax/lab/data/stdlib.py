@@ -25,8 +25,9 @@ INDENT, DEDENT = "<indent>", "<dedent>"
 HELD_OUT = 16  # one module of so many validates, and one tests
 # Tests hold code that is wrong on purpose; the others are tables that a program wrote.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "encodings"}
+OF_THE_BUILD = ("_sysconfigdata", "config-")  # made where this Python was built, with its paths
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+|_+|[^\w\s]|\S")
+_WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+|_+|\S")
 
 
 def plan() -> Plan:
@@ -39,15 +40,17 @@ def plan() -> Plan:
 
 
 def _gather(folder: Path, workshop: Workshop) -> None:
-    modules = [
-        path for path in sorted(folder.rglob("*.py")) if not LEFT_OUT.intersection(path.relative_to(folder).parts)
-    ]
+    modules = [path for path in sorted(folder.rglob("*.py")) if _taken(path.relative_to(folder).parts)]
     if not modules:
         raise LabError(f"{folder} has no modules: this Python comes without its library's source, take another")
     for path in modules:
         workshop.source(path, path.relative_to(folder).as_posix())
     workshop.tokenise(_tokenise, ((folder, path) for path in modules), len(modules))
     workshop.notes["modules"] = workshop.gathered.documents()
+
+
+def _taken(parts: tuple[str, ...]) -> bool:
+    return not (LEFT_OUT.intersection(parts) or any(part.startswith(OF_THE_BUILD) for part in parts))
 
 
 def split_of(module: str) -> str:

@@ -58,10 +58,7 @@ def find_punkt(data_root: Path, quiet: bool = False) -> None:
 class Tokeniser:
     """Lower-case tokens of English text, `<eos>` after each sentence. Use `find_punkt` first.
 
-    >>> from hebbian_softmax.lab.data.root import data_root
-    >>> find_punkt(data_root("../shared/data"))
-    >>> " ".join(Tokeniser().tokens("Mr. Holmes can't come. He's ill."))
-    "mr. holmes ca n't come . <eos> he 's ill . <eos>"
+    "Mr. Holmes can't come. He's ill." becomes `mr. holmes ca n't come . <eos> he 's ill . <eos>`.
     """
 
     def __init__(self) -> None:

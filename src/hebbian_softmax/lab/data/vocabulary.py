@@ -22,22 +22,28 @@ class Encoded:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self._latest = NEVER
         self.ids = array("i")
         self.starts: list[int] = []  # where each document begins
         self.days: list[int] = []  # its date as `datetime.date.toordinal`, NEVER where documents have none
-        self.first_days: list[int] = []  # for each word the day of the document it first occurs in
+        self.first_days: list[int] = []  # for each word the first day of a document that has it
 
     @property
     def words(self) -> list[str]:
         return list(self._numbers)
 
     def add(self, tokens: Iterable[str], day: int = NEVER) -> None:
-        """Append a document. Documents come in order of their days."""
+        """Append a document."""
         numbers = self._numbers
+        ids = [numbers.setdefault(token, len(numbers)) for token in tokens]
+        self.first_days += [day] * (len(numbers) - len(self.first_days))
+        if day < self._latest:  # not in the order of time
+            for number in set(ids):
+                self.first_days[number] = min(self.first_days[number], day)
+        self._latest = max(self._latest, day)
         self.starts.append(len(self.ids))
         self.days.append(day)
-        self.ids.extend([numbers.setdefault(token, len(numbers)) for token in tokens])
-        self.first_days += [day] * (len(numbers) - len(self.first_days))
+        self.ids.extend(ids)
 
 
 @dataclass

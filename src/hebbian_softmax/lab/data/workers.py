@@ -29,15 +29,12 @@ def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], proce
 
     `function` must be importable by name. An error in it is raised here, and the processes end with this one.
     """
-    if processes == 1:
+    # Forked, workers start at once and know what the parent has found out; a fresh interpreter would import torch
+    # first. They touch neither torch nor threads of the parent, which is what newer Pythons warn about.
+    if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield from map(function, inputs)
         return
-    # Forked, workers start at once; a fresh interpreter would import torch first. They touch neither torch nor
-    # threads of the parent, which is what newer Pythons warn about.
-    fork = "fork" in multiprocessing.get_all_start_methods()
-    pool = ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("fork" if fork else "spawn"), initializer=_begin
-    )
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"), initializer=_begin)
     waiting: deque[Future[Output]] = deque()
     try:
         for item in inputs:

@@ -1,0 +1,104 @@
+"""`hebbian data` as a user types it."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.data import wikitext
+from hebbian_softmax.lab.data.wikitext import Official
+
+TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (20_005, 3, 2), 5))
+    (tmp_path / "data").mkdir()
+    with zipfile.ZipFile(tmp_path / "data" / "wikitext-2-v1.zip", "w") as archive:
+        for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " <unk> \n"}.items():
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text)
+    return tmp_path
+
+
+def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    assert "none yet" in capsys.readouterr().out
+
+    assert main(["data", "show", "wikitext-2"]) == 1
+    assert "not prepared yet" in capsys.readouterr().err
+
+    assert main(["data", "prepare", "wikitext-2", "--processes", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "20,005 tokens, 0.00% <unk>" in shown.out
+    assert "2 tokens, 50.00% <unk>" in shown.out
+    assert "vocabulary 5 words" in shown.out
+    assert ">10K             1 words,  99.98% of training tokens" in shown.out
+    assert "wikitext-2: 3 parts" in shown.err
+
+    assert main(["data", "prepare", "wikitext-2"]) == 0
+    again = capsys.readouterr()
+    assert again.out == shown.out
+    assert "was prepared before; delete" in again.err
+
+    assert main(["data", "list"]) == 0
+    assert "20,005 / 3 / 2 tokens, 5 words" in capsys.readouterr().out
+    assert main(["data", "show", "wikitext-2", "--verify"]) == 0
+    assert capsys.readouterr().out.startswith(shown.out)
+
+
+def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "prepare", "wikitext-2", "--quiet", "--processes", "1"])
+    path = root / "cache" / "corpora" / "wikitext-2" / "ids.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    assert main(["data", "show", str(path.parent)]) == 0
+    assert main(["data", "show", str(path.parent), "--verify"]) == 1
+    assert "ids.bin is damaged" in capsys.readouterr().err
+    path.write_bytes(b"")
+    assert main(["data", "list"]) == 0  # one damaged corpus does not hide the others
+    assert "ids.bin is damaged" in capsys.readouterr().out
+
+
+def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "prepare", "wikitext-2", "--name", "mine", "--quiet", "--processes", "1"]) == 0
+    assert main(["data", "show", "mine"]) == 0
+    assert capsys.readouterr().out.count("mine: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wikitext-2", "--name", "../up"], "must be letters"),
+        (["wikitext-2", "--name", "stdlib"], "no corpus's own name"),
+        (["reuters", "--train", "1987"], "must be two dates"),
+        (["dated", "--file", "x.jsonl"], "required"),
+        (["gigaword", "--eval-articles", "0"], "whole number from 1"),
+        (["nothing"], "invalid choice"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["data", "prepare", *arguments])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data", "show", "nothing"],
+        ["data", "prepare", "reuters"],
+        ["data", "prepare", "gutenberg", "--books", "nowhere"],
+        ["data", "prepare", "gigaword"],
+        ["data", "prepare", "reuters", "--train", "1987-02-01..1987-12-31"],
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("hebbian: error: ")
+    assert error.count("\n") == 1

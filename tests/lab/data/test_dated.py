@@ -1,0 +1,139 @@
+"""Dated articles: which split they go to, when words are first seen, and lines with something wrong."""
+
+import gzip
+import json
+import lzma
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
+from hebbian_softmax.lab.data.dated import Options, parse_days, plan
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.errors import LabError
+from tests.lab.data.english import REAL, english
+
+__all__ = ["english"]
+
+ARTICLES = [
+    {"date": "1987-02-01", "title": "OIL UP", "text": "Oil rose.\nIt fell."},
+    {"date": "1987-06-17T23:59:59", "text": "Oil fell."},
+    {"date": "1987-06-18", "title": "", "text": "Oil sank."},
+    {"date": "1987-06-30", "title": "No split", "text": "Never read."},
+    {"date": "1987-10-20", "title": "CRASH", "text": "It fell \ud83d badly."},
+]
+
+
+@pytest.fixture
+def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    (english / "news").mkdir()
+    return english
+
+
+def lines(articles: list[dict[str, str]] = ARTICLES) -> bytes:
+    return b"".join(json.dumps(article).encode() + b"\n" for article in articles)
+
+
+def read(root: Path, **options: object) -> Corpus:
+    made = plan(Options(**({"minimum": 1} | options)))  # type: ignore[arg-type]
+    return prepare(made, data_root=str(root), processes=1, quiet=True)[0]
+
+
+def text_of(corpus: Corpus, split: str) -> str:
+    return " ".join(corpus.words[number] for number in corpus.splits[split])
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress)])
+def test_articles_go_to_the_split_of_their_day(root: Path, suffix: str, pack: object) -> None:
+    (root / "news" / f"reuters-21578.jsonl{suffix}").write_bytes(pack(lines()))  # type: ignore[operator]
+    corpus = read(root)
+    assert text_of(corpus, "train") == "oil up <eos> oil rose . <eos> it fell . <eos> oil fell . <eos>"
+    assert text_of(corpus, "valid") == "oil <unk> . <eos>"
+    assert text_of(corpus, "test") == "<unk> <eos> it fell <unk> <unk> . <eos>"
+    assert corpus.manifest["notes"]["articles"] == {"train": 2, "valid": 1, "test": 1}
+    starts = corpus.arrays["train_starts"].tolist()
+    assert starts == [0, 11]
+    assert corpus.arrays["train_days"].tolist() == [date(1987, 2, 1).toordinal(), date(1987, 6, 17).toordinal()]
+
+
+def test_the_day_a_word_is_first_seen(root: Path) -> None:
+    articles = [
+        {"date": "1987-06-01", "text": "Late news."},
+        {"date": "1987-03-01", "text": "Early news."},  # not in the order of time
+        {"date": "1987-06-18", "text": "x"},
+        {"date": "1987-10-19", "text": "x"},
+    ]
+    (root / "news" / "reuters-21578.jsonl").write_bytes(lines(articles))
+    corpus = read(root)
+    days = dict(zip(corpus.words, corpus.arrays["first_days"].tolist(), strict=True))
+    seen = {word: date.fromordinal(day) for word, day in days.items() if day}
+    assert seen == {
+        "late": date(1987, 6, 1),
+        "early": date(1987, 3, 1),
+        "news": date(1987, 3, 1),
+        ".": date(1987, 3, 1),
+        "<eos>": date(1987, 3, 1),
+    }
+
+
+def test_a_file_and_days_of_ones_own(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_bytes(lines())
+    days = {"train": "1987-06-18..1987-10-20", "valid": "1987-06-17..1987-06-17", "test": "1987-02-01..1987-02-01"}
+    options = {split: parse_days(text) for split, text in days.items()}
+    corpus = read(root, file=str(tmp_path / "mine.jsonl"), **options)
+    assert text_of(corpus, "train").startswith("oil sank . <eos> no split <eos> never read . <eos> crash <eos>")
+    assert corpus.name.startswith("dated-")
+
+
+@pytest.mark.parametrize(
+    "text", ["1987-02-01", "1987-02-01..", "1987-02-30..1987-03-01", "1987-03-01..1987-02-01", "a..b"]
+)
+def test_days_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="must"):
+        parse_days(text)
+
+
+def test_days_that_overlap() -> None:
+    with pytest.raises(LabError, match="the days of train and test overlap"):
+        plan(Options(test=parse_days("1987-06-17..1987-06-17")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"[]", b"{}", b'{"date": "soon", "text": "x"}', b'{"date": "1987-02-01", "text": 3}', b'{"text": "x"}',
+     b'{"date": "1987-02-01", "text": "\xff"}', b'{"date": 5, "text": "x"}'],
+)  # fmt: skip
+def test_a_line_that_is_no_article_is_named(root: Path, line: bytes) -> None:
+    (root / "news" / "reuters-21578.jsonl").write_bytes(lines(ARTICLES[:2]) + b"\n" + line + b"\n")
+    with pytest.raises(LabError, match=r"reuters-21578\.jsonl, line 4 is not an article"):
+        read(root)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
+def test_a_cut_file_is_named(root: Path, suffix: str, pack: object) -> None:
+    (root / "news" / f"reuters-21578.jsonl{suffix}").write_bytes(pack(lines())[:-12])  # type: ignore[operator]
+    with pytest.raises(LabError, match=rf"reuters-21578\.jsonl{suffix} cannot be read"):
+        read(root)
+
+
+def test_no_file(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"reuters-21578\.jsonl is not there.*HEBBIAN_DATA"):
+        read(root)
+    with pytest.raises(LabError, match=r"none\.jsonl is not there"):
+        read(root, file=str(tmp_path / "none.jsonl"))
+
+
+def test_a_split_without_articles(root: Path) -> None:
+    (root / "news" / "reuters-21578.jsonl").write_bytes(lines(ARTICLES[:-1]))
+    with pytest.raises(LabError, match=r"the test split of reuters.* is empty"):
+        read(root)
+
+
+@pytest.mark.skipif(not (REAL / "news").is_dir(), reason="no ../shared/data/news")
+@pytest.mark.slow
+def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    corpus = load_corpus("reuters", data_root=str(REAL), quiet=True)
+    assert corpus.manifest["notes"]["articles"]["test"] + corpus.manifest["notes"]["articles"]["train"] > 15_000

@@ -1,0 +1,134 @@
+"""WikiText: the real one where it is at hand, and small ones with something wrong."""
+
+import lzma
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.data import wikitext
+from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.wikitext import Official
+from hebbian_softmax.lab.errors import LabError
+from tests.lab.data.english import REAL
+
+OFFICIAL = wikitext.OFFICIAL["wikitext-2"]
+TRAIN = " \n = A title = \n \n the cat \u2028 <unk> the \n"  # a separator inside a line is no end of it
+TEXTS = {"train": TRAIN, "valid": " the cat \n", "test": " the <unk> \n"}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (12, 3, 3), 7))
+    monkeypatch.setattr(wikitext, "ADDRESS", "ftp://nowhere/")  # which is refused without a try
+    (tmp_path / "data" / "wikitext-2").mkdir(parents=True)
+    return tmp_path / "data"
+
+
+def write_zip(path: Path, texts: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for split, text in texts.items():
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text)
+
+
+def as_bytes(**changes: bytes) -> dict[str, bytes]:
+    return {split: text.encode() for split, text in TEXTS.items()} | changes
+
+
+def read() -> Corpus:
+    return prepare(wikitext.plan("wikitext-2"), processes=1, quiet=True)[0]
+
+
+def assert_right(corpus: Corpus) -> None:
+    literal = [token for line in TRAIN.split("\n")[:-1] for token in [*line.split(), "<eos>"]]
+    assert [corpus.words[number] for number in corpus.splits["train"]] == literal
+    assert corpus.words == ["<eos>", "=", "the", "<unk>", "A", "cat", "title"]
+    assert corpus.counts.tolist() == [4, 2, 2, 1, 1, 1, 1]
+    assert [corpus.words[number] for number in corpus.splits["test"]] == ["the", "<unk>", "<eos>"]
+
+
+@pytest.mark.parametrize("place", ["", "wikitext-2"])
+def test_the_archive(root: Path, place: str) -> None:
+    write_zip(root / place / "wikitext-2-v1.zip", as_bytes())
+    assert_right(read())
+    assert [source["name"] for source in read().manifest["sources"]] == ["wikitext-2-v1.zip"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_texts_in_a_folder(root: Path, packed: bool) -> None:
+    for split, text in as_bytes().items():
+        path = root / "wikitext-2" / f"wiki.{split}.tokens"
+        path.with_name(path.name + ".xz" * packed).write_bytes(lzma.compress(text) if packed else text)
+    assert_right(read())
+
+
+def test_by_name_it_is_prepared_when_it_is_wanted(root: Path) -> None:
+    write_zip(root / "wikitext-2-v1.zip", as_bytes())
+    assert_right(load_corpus("wikitext-2", quiet=True))
+    (root / "wikitext-2-v1.zip").unlink()
+    assert_right(load_corpus("wikitext-2", quiet=True))
+
+
+def test_no_training_set_says_so_and_where_to_get_it(root: Path) -> None:
+    for split in ("valid", "test"):
+        (root / "wikitext-2" / f"wiki.{split}.tokens").write_bytes(b"x \n")
+    with pytest.raises(LabError, match=r"wikitext-2 has no wiki\.train\.tokens, .*wikitext-2-v1\.zip yourself"):
+        read()
+
+
+def test_nothing_at_hand(root: Path) -> None:
+    with pytest.raises(LabError, match=r"cannot download .*put the file at .*wikitext-2-v1\.zip yourself"):
+        read()
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "flipped", "another"])
+def test_a_wrong_zip_is_named(root: Path, damage: str) -> None:
+    path = root / "wikitext-2-v1.zip"
+    write_zip(path, as_bytes(train=TRAIN.encode() + bytes(range(32, 127)) * 50))
+    content = path.read_bytes()
+    if damage == "another":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("wikitext-103/wiki.train.tokens", b"a \n")
+    else:
+        middle = content[:80] + bytes([content[80] ^ 0xFF]) + content[81:]
+        path.write_bytes({"cut": content[:-30], "text": b"not found", "flipped": middle}[damage])
+    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip cannot be read .*replace it"):
+        read()
+
+
+def test_a_cut_xz_is_named(root: Path) -> None:
+    for split, text in as_bytes().items():
+        (root / "wikitext-2" / f"wiki.{split}.tokens.xz").write_bytes(
+            lzma.compress(text)[: -4 if split == "test" else None]
+        )
+    with pytest.raises(LabError, match=r"wiki\.test\.tokens\.xz cannot be read"):
+        read()
+
+
+def test_bytes_that_are_no_text(root: Path) -> None:
+    write_zip(root / "wikitext-2-v1.zip", as_bytes(valid=b" the \xff cat \n"))
+    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip holds bytes in its valid split that are not UTF-8"):
+        read()
+
+
+def test_other_counts_are_another_corpus(root: Path) -> None:
+    write_zip(root / "wikitext-2-v1.zip", as_bytes(train=TRAIN.encode() + b" more \n"))
+    with pytest.raises(LabError, match=r"not wikitext-2: they have 14 / 3 / 3 tokens and 8 words, it has 12 / 3 / 3"):
+        read()
+
+
+@pytest.mark.skipif(not (REAL / "wikitext-2").is_dir(), reason="no ../shared/data/wikitext-2")
+def test_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_DATA", str(REAL))
+    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", OFFICIAL)
+    corpus = load_corpus("wikitext-2", quiet=True)
+    assert {split: len(ids) for split, ids in corpus.splits.items()} == {
+        "train": 2_088_628,
+        "valid": 217_646,
+        "test": 245_569,
+    }
+    assert len(corpus.words) == 33_278
+    assert corpus.counts.tolist() == sorted(corpus.counts.tolist(), reverse=True)
