@@ -142,6 +142,12 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     plan = json.loads((run.path / "plan.json").read_bytes())
     assert run.records()[-1]["step"] == plan["steps"] > 10
     assert not list(run.path.glob("*.npz"))
+    result = run.result()
+    assert result is not None
+    last = run.records()[-1]
+    assert result["metrics"]["last_record"] == last
+    assert f"in the last record of the log: it {last['valid_perplexity']:.2f}." in result["summary"]
+    assert len(run.records()) == 2
 
 
 def state(run: Run) -> dict[str, Any]:

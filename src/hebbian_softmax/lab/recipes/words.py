@@ -6,6 +6,7 @@ weights, on the same batches with the same dropout, for the same number of steps
 
 import argparse
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from hebbian_softmax.lab.fleet import choose_device
 from hebbian_softmax.lab.language.board import board
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import Score
-from hebbian_softmax.lab.language.outcome import TEXTS, as_plain, draw, measure_all, tabulate
+from hebbian_softmax.lab.language.outcome import NAMES, TEXTS, as_plain, draw, measure_all, tabulate
 from hebbian_softmax.lab.language.plan import make_plan
 from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
@@ -54,7 +55,7 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
                 task,
                 run,
                 steps=steps,
-                evaluate_every=max(1, steps // settings.evaluations),
+                evaluate_every=-(-steps // settings.evaluations),
                 checkpoint_seconds=settings.checkpoint_seconds,
                 label=name,
                 quiet=quiet,
@@ -66,7 +67,7 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
     records = run.records()
     result = Result(
         title=f"{'A language model' if len(heads) == 1 else 'Plain and Hebbian softmax'} on {corpus.name}",
-        summary=summarize(scores, steps, task, seconds),
+        summary=summarize(scores, task, seconds, records[-1] if records else {}),
         metrics={
             "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "vocabulary": len(corpus.words)},
             "steps": steps,
@@ -74,6 +75,7 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
             "processes": current_ranks().count,
             "seconds": seconds,
             "scores": as_plain(scores),
+            "last_record": records[-1] if records else None,
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CURVE)],
@@ -82,20 +84,29 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
     return result, {"perplexity.png": draw(records, list(heads))}
 
 
-def summarize(scores: Mapping[str, Mapping[str, Score]], steps: int, task: WordTask, seconds: float) -> str:
+def summarize(
+    scores: Mapping[str, Mapping[str, Score]], task: WordTask, seconds: float, last: Mapping[str, Any]
+) -> str:
     """What was seen, in plain sentences, whichever side it favours."""
-    words = f"{steps:,} steps of {task.step_words:,} words, {steps / task.windows.epoch_steps:.2g} epochs of the text"
+    words = f"{task.steps:,} steps of {task.step_words:,} words"
+    words += f", {task.steps / task.windows.epoch_steps:.2g} epochs of the text"
     if "" in scores:
         kind = "Hebbian" if task.learners[""].model.memorizes else "plain"
-        seen = [f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[""].items()]
-        return " ".join([f"A {kind} softmax, trained for {words}, in {seconds:.0f} s.", *seen])
-    sentences = [f"Both were trained for {words}."]
-    for split, plain in scores["plain_"].items():
-        hebbian = scores["hebbian_"][split]
-        sentences.append(
-            f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
-            f"Hebbian softmax {hebbian.perplexity:.2f}; {_of_rarest(plain, hebbian)}."
-        )
+        sentences = [f"A {kind} softmax, trained for {words}, in {seconds:.0f} s."]
+        sentences += [
+            f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[""].items()
+        ]
+    else:
+        sentences = [f"Both were trained for {words}."]
+        for split, plain in scores["plain_"].items():
+            hebbian = scores["hebbian_"][split]
+            sentences.append(
+                f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
+                f"Hebbian softmax {hebbian.perplexity:.2f}; {_of_rarest(plain, hebbian)}."
+            )
+    if not any(scores.values()):
+        seen = [f"{NAMES.get(prefix, 'it')} {last.get(f'{prefix}valid_perplexity', math.nan):.2f}" for prefix in scores]
+        sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
 
 
