@@ -242,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "rates": rates,
             "versions": environment.versions(),
             "hardware": environment.hardware(),
+            "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
             "seconds": time.monotonic() - began,
             "results": results,
         }

@@ -28,6 +28,21 @@ def test_progress_is_in_words_and_leaves_the_buckets_out() -> None:
     assert stream.getvalue() == "toy: 5,000/5,000 words, loss 1.5, valid perplexity 30\n"
 
 
+def test_a_terminal_is_redrawn_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time waits for the GPU."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with WordsProgress("toy", step_words=5, total=10, stream=stream) as progress:
+        assert progress.due()
+        progress.update(1, {})
+        now += 0.9
+        assert not progress.due()
+        now += 0.2
+        assert progress.due()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its protocol buffers
 def test_tensorboard_has_the_log(run: Run) -> None:

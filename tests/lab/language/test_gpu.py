@@ -1,0 +1,66 @@
+"""What only a GPU shows: nothing waits for it, cuDNN takes the LSTM as it is, and the numbers are the CPU's."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hebbian_softmax.lab.language.evaluation import word_losses
+from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.task import make_windows
+from tests.lab.language.toy import WORDS, corpus, device, settings
+
+pytestmark = pytest.mark.gpu
+SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def _no_waiting() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("hebbian", [True, False])
+@pytest.mark.parametrize("optimizer", ["one-pass-adam", "adam", "sgd"])
+def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> None:
+    given = settings(**SIZES, optimizer=optimizer)
+    windows = make_windows(corpus(tokens=4000), given, CUDA)
+    learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
+    for step in range(3):
+        learner.step(windows.at(step), 1e-3, memorizing=True)
+    torch.cuda.set_sync_debug_mode("error")
+    loss = learner.step(windows.at(3), 1e-3, memorizing=True)
+    torch.cuda.set_sync_debug_mode("default")
+    assert loss.isfinite()
+
+
+def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
+    """Not a loop over time; weights that cuDNN would have to copy are a warning, and so an error here."""
+    given = settings(**SIZES, precision="bf16")
+    model = make_model(given, WORDS, hebbian=False, device=CUDA)
+    inputs = torch.randint(WORDS, (100, 16), device=CUDA)
+    model.features(inputs)[0].float().sum().backward()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        model.features(inputs)[0].float().sum().backward()
+    names = {event.key for event in seen.key_averages()}
+    assert "aten::_cudnn_rnn" in names
+    assert "aten::_thnn_fused_lstm_cell" not in names
+
+
+@pytest.mark.parametrize("hebbian", [True, False])
+def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
+    given = settings(**SIZES, precision="fp32", input_dropout=0.0)
+    words = corpus(tokens=4000)
+    learners = {where: Learner(given, WORDS, hebbian=hebbian, device=where) for where in (device(), CUDA)}
+    for step in range(4):
+        losses = [
+            learner.step(make_windows(words, given, where).at(step), 1e-3, memorizing=True).cpu()
+            for where, learner in learners.items()
+        ]
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+    found = [word_losses(learner.model, words.splits["valid"]) for learner in learners.values()]
+    torch.testing.assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
