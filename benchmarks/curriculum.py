@@ -126,7 +126,7 @@ def processes(count: int, options: argparse.Namespace) -> float:
     """Steps a second of so many processes together, each with one learner."""
     command = [sys.executable, "-m", "benchmarks.curriculum", "--device", options.device]
     command += ["--active", str(options.active), "--seconds", str(options.seconds)]
-    command += ["--worker", str(time.time() + 20 + 3 * count)]
+    command += ["--worker", str(time.time() + 15 + count)]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     return sum(float(worker.communicate()[0].split()[-1]) for worker in workers)
 
