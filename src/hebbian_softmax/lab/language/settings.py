@@ -62,7 +62,11 @@ class Settings:
 
     limit: int = setting(20, "T, occurrences of a word that the rule writes", integer(0))
     gamma: float = setting(0.05, "γ, smallest mixing rate of the rule", number(0, 1))
-    rate: str = setting("inclusive", f"λ: {', '.join(RATES)} (the count includes the batch)", choice(*RATES))
+    rate: str = setting(
+        "inclusive",
+        "λ: paper, inclusive (the paper's with a count that includes the batch), constant (γ), inverse (1/c)",
+        choice(*RATES),
+    )
     objective: str = setting("l2", f"inner objective of the rule: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
     rule_scale: str = setting("match", "factor on what is written: a number (the paper: 1), or match", rule_scale)
     center: str = setting("yes", "subtract the mean activation from what is written (the paper: no)", YES_NO)
