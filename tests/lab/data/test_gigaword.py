@@ -106,7 +106,7 @@ def test_the_choice_is_random_by_the_seed(root: Path) -> None:
 
 
 def test_paragraphs() -> None:
-    assert paragraphs("<TEXT>\n<P>\na &lt;b&gt; <br/>\n</P>\n<P>\n</P>\nrest\n</TEXT>") == ["\na <b>  \n", "\nrest\n"]
+    assert paragraphs(b"<TEXT>\n<P>\na &lt;b&gt; <br/>\n</P>\n<P>\n</P>\nrest\n</TEXT>") == ["\na <b>  \n", "\nrest\n"]
 
 
 def test_latin_1_is_read_too(root: Path) -> None:

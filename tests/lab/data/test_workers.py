@@ -1,5 +1,6 @@
 """Work on several processes gives what one gives, stops where it must, and leaves nobody behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -30,6 +31,11 @@ def die(number: int) -> int:
     return number
 
 
+def wait_long(number: int) -> int:
+    time.sleep(60 * (number > 0))
+    return number
+
+
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_results_come_in_order(processes: int) -> None:
     assert list(in_order(square, range(20), processes)) == [number * number for number in range(20)]
@@ -47,6 +53,15 @@ def test_few_inputs_are_taken_ahead() -> None:
     assert [next(results), next(results)] == [0, 1]
     assert len(taken) <= 2 * AHEAD + 2
     results.close()  # type: ignore[attr-defined]
+
+
+def test_who_stops_does_not_wait_for_work_under_way() -> None:
+    began = time.monotonic()
+    results = in_order(wait_long, range(10), 2)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 30
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("processes", [1, 2])

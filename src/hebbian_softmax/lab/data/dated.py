@@ -110,22 +110,26 @@ def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
     options, path, number, lines = part
-    found = {split: Encoded() for split in SPLITS}
+    articles = []
     for offset, line in enumerate(lines.split(b"\n")):
         if line.strip():
             try:
-                day, paragraphs = _article(line)
+                articles.append(_article(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LabError(
                     f"{path}, line {number + offset} is not an article ({reason(error)}): "
                     "give each line a JSON object with date (as in 1987-02-26), text and perhaps title"
                 ) from error
-            for split, encoded in found.items():
-                first, last = getattr(options, split)
-                if first <= day <= last:
-                    tokens = [token for paragraph in paragraphs for token in tokeniser().tokens(paragraph)]
-                    encoded.add(tokens, day.toordinal())
-    return [(split, encoded) for split, encoded in found.items() if encoded.starts]
+    results = []
+    for split in SPLITS:
+        first, last = getattr(options, split)
+        inside = [(day, texts) for day, texts in articles if first <= day <= last]
+        encoded = Encoded()
+        for (day, _), tokens in zip(inside, tokeniser().tokens_of_each(texts for _, texts in inside), strict=True):
+            encoded.add(tokens, day.toordinal())
+        if inside:
+            results.append((split, encoded))
+    return results
 
 
 def _article(line: bytes) -> tuple[date, list[str]]:

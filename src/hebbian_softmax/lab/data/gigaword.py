@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
@@ -27,6 +28,7 @@ from hebbian_softmax.lab.errors import LabError, reason
 
 SIZE = 250_000  # words, <unk> and <eos> among them
 FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)
+TOGETHER = 200  # articles to tokenise at a time
 
 _NAME = re.compile(r"([a-z]+_eng)_(\d{4})(\d\d)(?:\.gz)?", re.IGNORECASE)
 _DOC = re.compile(rb'<DOC\s+id="([A-Za-z]+_ENG_(\d{4})(\d\d)(\d\d)\.\d+)"', re.IGNORECASE)
@@ -110,14 +112,14 @@ def _names(path: Path) -> list[tuple[str | None, str]]:
 def _tokenise(part: tuple[Path, frozenset[str] | None]) -> list[tuple[str, Encoded]]:
     path, chosen = part
     found: dict[str, Encoded] = {}
-    for name, day, sgml in read_articles(path):
-        split = _split(day)
-        if split is not None and (split == "train" or chosen is None or name in chosen):
-            try:
-                text = sgml.decode()
-            except UnicodeDecodeError:
-                text = sgml.decode("latin-1")
-            tokens = [token for paragraph in paragraphs(text) for token in tokeniser().tokens(paragraph)]
+    wanted = (
+        (split, day, paragraphs(sgml))
+        for name, day, sgml in read_articles(path)
+        if (split := _split(day)) and (split == "train" or chosen is None or name in chosen)
+    )
+    while articles := list(islice(wanted, TOGETHER)):
+        every = tokeniser().tokens_of_each(texts for _, _, texts in articles)
+        for (split, day, _), tokens in zip(articles, every, strict=True):
             found.setdefault(split, Encoded()).add(tokens, day.toordinal())
     return list(found.items())
 
@@ -147,7 +149,11 @@ def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
         raise LabError(f"{path} is not a whole file of GigaWord v5 ({reason(error)}): copy it again") from error
 
 
-def paragraphs(sgml: str) -> list[str]:
+def paragraphs(sgml: bytes) -> list[str]:
     """The texts between the tags, entities resolved."""
-    texts = [html.unescape(_TAG.sub(" ", text)) for text in _PARAGRAPH.split(sgml)]
+    try:
+        decoded = sgml.decode()
+    except UnicodeDecodeError:
+        decoded = sgml.decode("latin-1")
+    texts = [html.unescape(_TAG.sub(" ", text)) for text in _PARAGRAPH.split(decoded)]
     return [text for text in texts if text.strip()]

@@ -34,6 +34,7 @@ def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], proce
     if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield from map(function, inputs)
         return
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"), initializer=_begin)
     waiting: deque[Future[Output]] = deque()
     try:
@@ -45,10 +46,16 @@ def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], proce
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+        pool.shutdown()
     except BrokenProcessPool as error:
         raise LabError(
             "a worker process died, which mostly means that memory ran out: use fewer with --processes"
         ) from error
+    except BaseException:  # an error, Ctrl-C, or nobody wants the rest: do not wait for work that may take minutes
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
