@@ -107,6 +107,18 @@ def test_graphs_of_many_learners_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+def test_finished_trials_give_their_memory_back(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+
+    def reserved_after(count: int) -> int:
+        trials = [Trial(f"many-{count}", HEBBIAN, seed, 25) for seed in range(count)]
+        run_trials(trials, Store(tmp_path / "1"), DATA, device=device, together=2, filters=16, quiet=True)
+        return torch.cuda.memory_reserved()
+
+    assert reserved_after(12) <= 1.5 * reserved_after(2)
+
+
+@pytest.mark.gpu
 def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
     svm = Learner(DATA, Method(hebbian=True, objective="svm"), 0, device="cuda", filters=4)
     assert isinstance(start(svm), Eager)

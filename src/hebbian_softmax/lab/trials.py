@@ -1,5 +1,6 @@
 """Many trials of the curriculum, as many together as the device takes; each is stored as soon as it is done."""
 
+import gc
 import json
 import time
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def run_trials(
         return _Live(trial, start(learner), History(learner.start), time.monotonic())
 
     def finished(each: _Live) -> None:
-        each.runner.finish()
+        each.runner.close()
         store.save(each.trial, each.history, time.monotonic() - each.began)
         histories[each.trial] = each.history
 
@@ -137,6 +138,11 @@ def run_trials(
             for each in done:
                 finished(each)
                 steps += each.trial.steps
+            if done and device.type == "cuda":
+                del each  # the last of them
+                done.clear()
+                gc.collect()
+                torch.cuda.empty_cache()  # what their streams kept is of no use to others
             now = steps + sum(CHECK_EVERY * len(each.history.classes) for each in live)
             progress.update(min(now, total), {"trials_done": len(histories)})
     return histories
