@@ -11,11 +11,16 @@ entries and over those that hold the row's target:
 Windows of several sizes :math:`n_1 < n_2 < \dots` are nested: the band is cut into rings of lags
 :math:`(n_{l-1}, n_l]`, whose sums add up. A sweep over sizes so costs as much as its largest size, and one over θ needs
 no further products.
+
+On a GPU, one θ and one size in half precision are left to a kernel (:mod:`hebbian_softmax.memory.fused`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +53,10 @@ def banded_log_prob(
     timeline: Timeline, thetas: Sequence[float], sizes: Sequence[int], block: int | None, workspace: int
 ) -> Tensor:
     """log p_c of the targets (len(thetas), len(sizes), B, T): -inf where not in the window, NaN where that is empty."""
+    engine = fused(timeline) if len(thetas) == len(sizes) == 1 else None
+    if engine is not None:
+        single: Tensor = engine.log_prob(timeline, thetas[0], sizes[0], workspace)
+        return single[None, None]
     whole = timeline.keys(timeline.start, timeline.end)
     streams, length, _ = whole.shape
     order = sorted(set(sizes))
@@ -59,6 +68,21 @@ def banded_log_prob(
         found = _block(timeline, first, last, thetas, order, columns, result)
         result[..., first - timeline.start : last - timeline.start] = found[:, where]
     return result
+
+
+def fused(timeline: Timeline) -> Any:
+    """The module whose kernel suits this timeline, if there is one."""
+    engine = _triton() if timeline.sequence[0].is_cuda else None
+    return engine if engine is not None and engine.available(timeline) else None
+
+
+@cache
+def _triton() -> Any:
+    """Imported when it is first wanted: Triton is not everywhere, and takes long to import."""
+    try:
+        return importlib.import_module("hebbian_softmax.memory.fused")
+    except ImportError:
+        return None
 
 
 def tile_shape(h: Tensor, size: int, block: int | None, workspace: int) -> tuple[int, int]:

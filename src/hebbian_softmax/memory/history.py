@@ -101,7 +101,7 @@ class Timeline:
     """A sequence (B, T, d) after what is stored (B, m, d), addressed as one without being joined in memory."""
 
     def __init__(self, stored: tuple[Tensor, Tensor], sequence: tuple[Tensor, Tensor]) -> None:
-        self._stored, self._sequence = stored, sequence
+        self.stored, self.sequence = stored, sequence
         self.start = stored[0].shape[1]
         self.end = self.start + sequence[0].shape[1]
 
@@ -112,7 +112,7 @@ class Timeline:
         return self._slice(1, low, high)
 
     def _slice(self, which: int, low: int, high: int) -> Tensor:
-        old, new = self._stored[which], self._sequence[which]
+        old, new = self.stored[which], self.sequence[which]
         if low >= self.start:
             return new[:, low - self.start : high - self.start]
         if high <= self.start:
