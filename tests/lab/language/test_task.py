@@ -166,3 +166,4 @@ def test_presets_and_what_overrides_them() -> None:
     assert (paper.layers, paper.hidden, paper.embedding, paper.batch, paper.sequence) == (1, 2048, 512, 512, 100)
     assert Settings(preset="paper", hidden=1024).sizes.hidden == 1024
     assert Settings(preset="tiny", layers=2).sizes.layers == 2
+    assert (paper.learning_rate, Settings(preset="paper", learning_rate=0.1).sizes.learning_rate) == (0.002, 0.1)

@@ -60,7 +60,7 @@ class Learner:
         self.optimizer = make_optimizer(
             settings.optimizer,
             self.model,
-            learning_rate=settings.learning_rate,
+            learning_rate=settings.sizes.learning_rate,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
             alone=self.ranks.count == 1,

@@ -12,19 +12,20 @@ from hebbian_softmax.lab.settings import choice, integer, number, setting
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its batches."""
+    """Of a model and its batches, with a learning rate that suits them."""
 
     layers: int
     hidden: int
     embedding: int
     batch: int
     sequence: int
+    learning_rate: float
 
 
 PRESETS = {
-    "paper": Sizes(layers=1, hidden=2048, embedding=512, batch=512, sequence=100),
-    "small": Sizes(layers=1, hidden=512, embedding=256, batch=64, sequence=64),
-    "tiny": Sizes(layers=1, hidden=128, embedding=64, batch=16, sequence=32),
+    "paper": Sizes(layers=1, hidden=2048, embedding=512, batch=512, sequence=100, learning_rate=0.002),
+    "small": Sizes(layers=1, hidden=512, embedding=256, batch=64, sequence=64, learning_rate=0.005),
+    "tiny": Sizes(layers=1, hidden=128, embedding=64, batch=16, sequence=32, learning_rate=0.01),
 }
 FINAL = {"both": ("valid", "test"), "valid": ("valid",), "none": ()}
 YES_NO = choice("yes", "no")
@@ -45,7 +46,7 @@ def exclude_one(text: str) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """What both commands share. Sizes of 0 are those of the preset."""
+    """What both commands share. What is 0 there comes from the preset."""
 
     preset: str = setting("small", f"sizes: {', '.join(PRESETS)}; each can be given apart", choice(*PRESETS))
     layers: int = setting(0, "LSTM layers, 1 or 2; 0: the preset's", integer(0, 2))
@@ -73,7 +74,7 @@ class Settings:
     start: int = setting(0, "step from which the rule writes; it counts words from the first", integer(0))
 
     optimizer: str = setting("one-pass-adam", ", ".join(OPTIMIZERS), choice(*OPTIMIZERS))
-    learning_rate: float = setting(0.002, "the highest of the schedule", number(0))
+    learning_rate: float = setting(0.0, "the highest of the schedule; 0: the preset's", number(0))
     momentum: float = setting(0.0, "β₁ of Adam, momentum of SGD and RMSprop; one-pass-rmsprop has none", exclude_one)
     weight_decay: float = setting(0.0, "L2 penalty", number(0))
     schedule: str = setting("cosine", f"of the learning rate after warm-up: {', '.join(SCHEDULES)}", choice(*SCHEDULES))

@@ -52,7 +52,7 @@ class WordTask:
         words = self.windows.at(self.step)
         rate = learning_rate(
             self.step,
-            peak=self.settings.learning_rate,
+            peak=self.settings.sizes.learning_rate,
             schedule=self.settings.schedule,
             warmup=self.settings.warmup,
             steps=self.steps,
