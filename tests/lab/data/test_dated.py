@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.data import dated
 from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
 from hebbian_softmax.lab.data.dated import Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
@@ -105,7 +106,8 @@ def test_days_that_overlap() -> None:
     [b"{", b"[]", b"{}", b'{"date": "soon", "text": "x"}', b'{"date": "1987-02-01", "text": 3}', b'{"text": "x"}',
      b'{"date": "1987-02-01", "text": "\xff"}', b'{"date": 5, "text": "x"}'],
 )  # fmt: skip
-def test_a_line_that_is_no_article_is_named(root: Path, line: bytes) -> None:
+def test_a_line_that_is_no_article_is_named(root: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dated, "PART", 100)  # so that it is not in the first part
     (root / "news" / "reuters-21578.jsonl").write_bytes(lines(ARTICLES[:2]) + b"\n" + line + b"\n")
     with pytest.raises(LabError, match=r"reuters-21578\.jsonl, line 4 is not an article"):
         read(root)
@@ -136,4 +138,9 @@ def test_a_split_without_articles(root: Path) -> None:
 def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     corpus = load_corpus("reuters", data_root=str(REAL), quiet=True)
-    assert corpus.manifest["notes"]["articles"]["test"] + corpus.manifest["notes"]["articles"]["train"] > 15_000
+    assert corpus.manifest["notes"]["articles"] == {"train": 16_431, "valid": 1_368, "test": 1_243}
+    assert {split: len(ids) for split, ids in corpus.splits.items()} == {
+        "train": 2_765_594,
+        "valid": 215_329,
+        "test": 168_749,
+    }

@@ -14,7 +14,7 @@ from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import REAL
 
 OFFICIAL = wikitext.OFFICIAL["wikitext-2"]
-TRAIN = " \n = A title = \n \n the cat \u2028 <unk> the \n"  # a separator inside a line is no end of it
+TRAIN = " \n = A title = \n \n the cat \u2028 \r <unk> the \n"  # another separator inside a line is no end of it
 TEXTS = {"train": TRAIN, "valid": " the cat \n", "test": " the <unk> \n"}
 
 
