@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -98,6 +99,17 @@ def test_evaluating_gives_the_numbers_of_the_training(trained: Run, capsys: pyte
     exact = result["metrics"]["scores"]["model"]["test"]["perplexity"]
     assert near != exact
     assert near == pytest.approx(exact, rel=0.1)
+
+
+def test_the_page_shows_how_to_get_at_activations(trained: Run) -> None:
+    page = ROOT / "docs" / "language-models.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, str(page), "exec"), namespace)
+    found = list(namespace["activations_of"](trained.path))
+    with np.load(trained.path / "valid-words.npz") as words:
+        assert torch.cat([targets for _, targets in found]).tolist() == words["ids"].tolist()
+    assert {h.shape[1] for h, _ in found} == {6}
 
 
 def test_a_comparison_has_both_beside_each_other(

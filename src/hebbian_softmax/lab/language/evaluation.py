@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
@@ -72,10 +73,8 @@ def word_losses(
 
 def _lanes(ids: Tensor, streams: int) -> Tensor:
     """(streams, length + 1): each lane begins with the last word of the lane before it; -1 where the text has ended."""
-    predictions = len(ids) - 1
-    length = -(-predictions // streams)
-    places = torch.arange(streams).unsqueeze(1) * length + torch.arange(length + 1)
-    return torch.where(places < len(ids), ids[places.clamp(max=len(ids) - 1)], -1)
+    length = -(-(len(ids) - 1) // streams)
+    return F.pad(ids, (0, streams * length + 1 - len(ids)), value=-1).unfold(0, length + 1, length)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,85 @@
+"""Every option reaches what it names."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
+from hebbian_softmax.lab.language.learner import Learner, choose_precision, make_model
+from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
+from hebbian_softmax.lab.language.settings import Settings, TrainSettings
+from hebbian_softmax.lab.language.source import CORPORA, settings_type
+from hebbian_softmax.lab.language.task import WordTask
+from hebbian_softmax.lab.settings import as_options, from_values
+from tests.lab.language.toy import WORDS, corpus, device, settings
+
+
+def model(**changes: Any) -> Any:
+    return make_model(settings(**changes), WORDS, hebbian=True, device=device())
+
+
+def test_the_rule_is_the_one_that_was_asked_for() -> None:
+    head = model(gamma=0.2, limit=7, rate="paper", objective="ip", rule_scale="0.5", center="no").head
+    assert head.rate == PaperRate(0.2, 7)
+    assert (head.scale, head.center) == (0.5, False)
+    assert type(head.objective).__name__ == "InnerProduct"
+    usual = model().head
+    assert usual.rate == InclusiveRate(0.05, 20)
+    assert (usual.scale, usual.center, type(usual.objective).__name__) == ("match", True, "Euclidean")
+    assert model(rate="constant", gamma=0.3, limit=9).head.rate == ConstantRate(0.3, 9)
+    assert model(rate="inverse", limit=9).head.rate == InverseCountRate(9)
+
+
+def test_the_network_is_the_one_that_was_asked_for() -> None:
+    network = model(layers=2, hidden=9, embedding=7, input_dropout=0.1, output_dropout=0.2, precision="bf16")
+    assert len(network.layers) == 2
+    assert network.projection.shape == (7, 9)
+    assert (network.input_dropout, network.head.dropout) == (0.1, 0.2)
+    assert network.precision == torch.bfloat16
+    assert network.embedding is None
+    assert model(tied="no").embedding is not None
+    assert model(layer_norm="output").norm is not None
+    assert type(model(layer_norm="cell").layers[0]).__name__ == "LayerNormLSTM"
+    assert not torch.equal(model(seed=1).head.weight, model(seed=2).head.weight)
+    assert choose_precision("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_precision("auto", device()) == torch.float32
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizer_is_the_one_that_was_asked_for(name: str) -> None:
+    momentum = 0.0 if name == "one-pass-rmsprop" else 0.5
+    made = settings(optimizer=name, momentum=momentum, weight_decay=0.25, learning_rate=0.125)
+    optimizer = Learner(made, WORDS, hebbian=True, device=device()).optimizer
+    assert type(optimizer).__name__.lower() == name.replace("-", "")
+    assert type(optimizer).__module__.startswith("hebbian_softmax" if "one-pass" in name else "torch")
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.125, 0.25)
+    assert (group["betas"] if "adam" in name else group.get("momentum", 0.0)) in ((0.5, 0.999), momentum)
+
+
+def test_validation_while_training_is_in_streams_of_the_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def watch(model: Any, words: Any, split: str, **options: Any) -> Any:
+        asked.append({"split": split, **options})
+        return measure(model, words, split, **options)
+
+    from hebbian_softmax.lab.language import task as module
+
+    measure = module.measure
+    monkeypatch.setattr(module, "measure", watch)
+    made = settings(Settings, valid_streams=3, valid_words=17)
+    WordTask(corpus(), made, {"": True}, steps=1, device=device()).evaluate()
+    assert asked == [{"split": "valid", "streams": 3, "first": 17}]
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize("name", CORPORA)
+def test_settings_survive_their_files_and_the_command_line(verb: str, name: str) -> None:
+    kind = settings_type(verb, name)
+    assert issubclass(kind, TrainSettings) == (verb == "train")
+    made = kind(rule_scale="0.5", learning_rate=0.125, max_seconds=7.5)
+    assert from_values(kind, dataclasses.asdict(made)) == made
+    assert as_options(made) == ["--rule-scale", "0.5", "--learning-rate", "0.125", "--max-seconds", "7.5"]
