@@ -71,6 +71,8 @@ def test_the_command_runs_on_every_rank_and_leaves_one_run(pool: Pool, tmp_path:
     assert [record["step"] for record in open_run(path).records()] == [3, 6]
     again = pool.run(2, on_ranks.command, "compare", "zipf", "--resume", str(path), "--quiet")  # shows it again
     assert again == [0, 0]
+    refused = pool.run(2, on_ranks.command, "compare", "zipf", "--resume", str(path), "--gamma", "0.9", "--quiet")
+    assert refused == [1, 1]  # and nobody waits for the first rank
 
 
 def test_alone_there_is_nothing_to_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,10 @@ def test_a_prepared_corpus_by_its_name(
 ) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     prepared(tmp_path / "corpora" / "mine")
-    assert call("train", "mine", *FEW, "--final", "none", "--quiet", "--runs", tmp_path / "runs") == 0
+    options = ["--steps", "11", "--final", "none", "--quiet", "--runs", tmp_path / "runs"]
+    assert call("train", "mine", *FEW, *options) == 0
     run = only(tmp_path / "runs")
+    assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as were asked for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
     assert call("train", "yours", *FEW) == 2
     assert "invalid choice: 'yours'" in error_of(capsys)

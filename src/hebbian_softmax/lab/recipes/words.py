@@ -138,19 +138,27 @@ class WordsRecipe(Recipe):
 
     def execute(self, arguments: argparse.Namespace) -> int:
         with joined(arguments.device or "auto") as ranks:
-            return super().execute(arguments) if ranks.first else self._follow(arguments, ranks)
+            return super().execute(arguments) if ranks.first else self._follow(ranks)
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
-        given = given_options(arguments, self.settings)
-        if arguments.resume is None and "steps" in given and "max_seconds" in given:
-            raise LabError("--steps and --max-seconds both say how long to train: give one of them")
-        run, settings = super()._open(arguments)
-        current_ranks().shared(json.dumps(str(run.path.absolute())))
+        """Open the run and tell the other ranks where it is, or that there is none."""
+        path = None
+        try:
+            given = given_options(arguments, self.settings)
+            if arguments.resume is None and "steps" in given and "max_seconds" in given:
+                raise LabError("--steps and --max-seconds both say how long to train: give one of them")
+            run, settings = super()._open(arguments)
+            path = str(run.path.absolute())
+        finally:
+            current_ranks().shared(json.dumps(path))
         return run, settings
 
-    def _follow(self, arguments: argparse.Namespace, ranks: Ranks) -> int:
+    def _follow(self, ranks: Ranks) -> int:
         """The part of a rank that writes nothing: the run is the first rank's."""
-        run = open_run(Path(json.loads(ranks.shared(None))))
+        path = json.loads(ranks.shared(None))
+        if path is None:
+            return 1
+        run = open_run(Path(path))
         if load_result(run) is None:
             try:
                 self.carry_out(run, from_values(self.settings, run.settings), True)
