@@ -24,7 +24,7 @@ def carry_out(
     trials: list[Trial], folder: Path, together: int = 2, deadline: float | None = None
 ) -> dict[Trial, History]:
     return run_trials(
-        trials, Store(folder), DATA, device=CPU, together=together, filters=2, deadline=deadline, quiet=True
+        trials, Store(folder), DATA, device="cpu", together=together, filters=2, deadline=deadline, quiet=True
     )
 
 
@@ -39,7 +39,10 @@ def test_together_as_alone_and_never_twice(tmp_path: Path, monkeypatch: pytest.M
     assert record["method"]["hebbian"]
     assert record["classes"] == [30, 30]
 
+    assert record["device"] == "cpu"
+
     monkeypatch.setattr(module, "Learner", None)  # no trial is made again
+    monkeypatch.setattr(module, "choose_device", None)  # nor the device asked for
     again = carry_out(trials, tmp_path / "together")
     assert [each.classes for each in again.values()] == [together[trial].classes for trial in again]
 
@@ -99,7 +102,7 @@ def test_a_graph_trains_as_the_plain_loop_does(method: Method, monkeypatch: pyte
 @pytest.mark.gpu
 def test_graphs_of_many_learners_do_not_mix(tmp_path: Path) -> None:
     trials = [Trial("many", HEBBIAN, seed, 50) for seed in range(4)]
-    device = torch.device("cuda")
+    device = "cuda"
     together = run_trials(trials, Store(tmp_path / "1"), DATA, device=device, together=4, filters=16, quiet=True)
     alone = run_trials(trials, Store(tmp_path / "2"), DATA, device=device, together=1, filters=16, quiet=True)
     for trial in trials:
@@ -108,7 +111,7 @@ def test_graphs_of_many_learners_do_not_mix(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_finished_trials_give_their_memory_back(tmp_path: Path) -> None:
-    device = torch.device("cuda")
+    device = "cuda"
 
     def reserved_after(count: int) -> int:
         trials = [Trial(f"many-{count}", HEBBIAN, seed, 25) for seed in range(count)]

@@ -14,7 +14,7 @@ from hebbian_softmax.lab.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.data.images import ImageSet
 from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.files import cannot_write, write_atomic
-from hebbian_softmax.lab.fleet import Runner, Threads, start
+from hebbian_softmax.lab.fleet import Runner, Threads, choose_device, start
 from hebbian_softmax.lab.learner import Learner, Method
 from hebbian_softmax.lab.progress import Progress
 from hebbian_softmax.lab.runs import to_json
@@ -50,9 +50,9 @@ class Store:
         except OSError as error:
             raise cannot_write(folder, error) from error
 
-    def save(self, trial: Trial, history: History, seconds: float) -> None:
+    def save(self, trial: Trial, history: History, seconds: float, device: str) -> None:
         # NaN as an accuracy cannot be: a diverged network answers wrongly, and that is a number.
-        record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3)}
+        record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3), "device": device}
         record["accuracy"] = [round(value, 5) for value in history.accuracy]
         write_atomic(self.folder / f"{trial.key}.json", to_json(record).encode())
 
@@ -95,7 +95,7 @@ def run_trials(
     store: Store,
     data: ImageSet,
     *,
-    device: torch.device,
+    device: str,
     together: int,
     classes: int | None = None,
     filters: int = 64,
@@ -103,34 +103,39 @@ def run_trials(
     label: str = "trials",
     quiet: bool = False,
 ) -> dict[Trial, History]:
-    """The histories of all trials: those stored, and the others after carrying them out."""
+    """The histories of all trials: those stored, and the others after carrying them out.
+
+    Where all are stored, the device need not be there.
+    """
     histories = {trial: history for trial in trials if (history := store.load(trial)) is not None}
     # What no graph can hold waits for the device at every step, so it goes last and alone.
     waiting = sorted((trial for trial in trials if trial not in histories), key=lambda each: not each.method.capturable)
     if not waiting:
         return histories
-    images = data.images.to(device)
+    place = choose_device(device)
+    device_name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    images = data.images.to(place)
 
     def begin(trial: Trial) -> _Live:
         learner = Learner(
-            data, trial.method, trial.seed, device=device, images=images, classes=classes, filters=filters
+            data, trial.method, trial.seed, device=place, images=images, classes=classes, filters=filters
         )
         return _Live(trial, start(learner), History(learner.start), time.monotonic())
 
     def finished(each: _Live) -> None:
         each.runner.close()
-        store.save(each.trial, each.history, time.monotonic() - each.began)
+        store.save(each.trial, each.history, time.monotonic() - each.began, device_name)
         histories[each.trial] = each.history
 
     total = sum(trial.steps for trial in waiting)
     live: list[_Live] = []
     steps = 0
-    with Threads(device, together) as threads, Progress(label, total=total, quiet=quiet) as progress:
+    with Threads(place, together) as threads, Progress(label, total=total, quiet=quiet) as progress:
         while waiting or live:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTimeError
             live += threads.each(
-                begin, _next(waiting, live, together if device.type == "cuda" else threads.size, device)
+                begin, _next(waiting, live, together if place.type == "cuda" else threads.size, place)
             )
             threads.each(_advance, live)
             done = [each for each in live if each.trial.done(each.history)]
@@ -138,7 +143,7 @@ def run_trials(
             for each in done:
                 finished(each)
                 steps += each.trial.steps
-            if done and device.type == "cuda":
+            if done and place.type == "cuda":
                 del each  # the last of them
                 done.clear()
                 gc.collect()

@@ -21,7 +21,6 @@ from hebbian_softmax.lab.console import program
 from hebbian_softmax.lab.curriculum import CHECK_EVERY, History, mean_and_spread
 from hebbian_softmax.lab.data.omniglot import load_omniglot
 from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.fleet import choose_device
 from hebbian_softmax.lab.learner import Method
 from hebbian_softmax.lab.recipes import variants
 from hebbian_softmax.lab.recipes.images import NAMES
@@ -87,7 +86,6 @@ Do = Callable[[str, Sequence[Trial]], dict[Trial, History]]
 
 def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """All parts that are wanted, then their tables and figures."""
-    device = choose_device(settings.device)
     data = load_omniglot(settings.data_root or None, quiet=quiet)
     store = Store(run.path / "trials")
     deadline = time.monotonic() + settings.budget if settings.budget else None
@@ -97,7 +95,7 @@ def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[s
             trials,
             store,
             data,
-            device=device,
+            device=settings.device,
             together=settings.together,
             classes=settings.classes or None,
             filters=settings.filters,
