@@ -1,12 +1,8 @@
 """`hebbian train`, `compare` and `evaluate` on a corpus, as a user meets them."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,15 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.runs import Run, open_run
+from tests.lab.language.commands import FEW, SIZES, call, only
 from tests.lab.language.toy import prepared
 
 ROOT = Path(__file__).parents[3]
-SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
-FEW = f"{SIZES} --steps 12 --evaluations 3".split()
-MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic yes --checkpoint-seconds 0.3".split()
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def call(*arguments: str | Path) -> int:
-    try:
-        return main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err
     assert "Traceback" not in error
     return error.splitlines()[-1]
-
-
-def only(runs: Path) -> Run:
-    (path,) = runs.iterdir()
-    return open_run(path)
 
 
 @pytest.fixture(scope="module")
@@ -164,78 +145,6 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     assert len(run.records()) == 2
 
 
-def state(run: Run) -> dict[str, Any]:
-    checkpoint = run.load_checkpoint()
-    assert checkpoint is not None
-    assert checkpoint.pop("seconds") > 0
-    return checkpoint
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert list(one) == list(other)
-        one, other = list(one.values()), list(other.values())
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, list | tuple):
-        for first, second in zip(one, other, strict=True):
-            assert_same(first, second)
-    else:
-        assert one == other
-
-
-def start(pause: float, *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.lab.language.toy_words", str(pause), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment)
-
-
-def wait_for_checkpoint(runs: Path) -> Run:
-    deadline = time.monotonic() + 60
-    while not list(runs.glob("*/checkpoint.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return only(runs)
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stopped_run_ends_in_the_same_bits(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    with start(0.05, "compare", folder, *MANY, "--runs", stopped) as process:
-        run = wait_for_checkpoint(stopped)
-        process.send_signal(how)
-        _, errors = process.communicate()
-    assert process.returncode == (-9 if how == signal.SIGKILL else 128 + how)
-    assert how == signal.SIGKILL or "all saved; go on with" in errors
-    checkpoint = run.load_checkpoint()
-    assert checkpoint is not None
-    assert 0 < checkpoint["step"] < 60
-
-    assert call("compare", "corpus", "--resume", run.path, "--quiet") == 0
-    assert call("compare", folder, *MANY, "--quiet", "--runs", whole) == 0
-    assert_same(state(run), state(only(whole)))
-    one, other = run.result(), only(whole).result()
-    assert one is not None
-    assert other is not None
-    assert one["metrics"]["scores"] == other["metrics"]["scores"]
-    timed = ("seconds", "words_per_second")
-    logs = [[{k: v for k, v in r.items() if k not in timed} for r in each.records()] for each in (run, only(whole))]
-    assert logs[0] == logs[1]
-
-
-@pytest.mark.slow  # tests/distributed has the same without the start of three processes
-def test_torchrun_trains_with_two_processes(folder: Path, tmp_path: Path, trained: Run) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "hebbian_softmax.lab.cli", "train", str(folder), *FEW, "--quiet", "--runs", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    result = only(tmp_path).result()
-    assert result is not None
-    assert result["metrics"]["processes"] == 2
-    assert [record["step"] for record in only(tmp_path).records()] == [4, 8, 12]
-
-
 def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
     folder: Path, trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,6 +203,7 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
         (["train", "zipf", "--input-dropout", "1"], "below 1"),
         (["train", "zipf", "--rule-scale", "much"], "must be a number"),
         (["train", "zipf", "--steps", "3", "--max-seconds", "5"], "give one of them"),
+        (["train", "zipf", "--batch", "100000"], "too few for a batch"),
         (["evaluate", "nowhere"], "is not a run folder"),
     ],
 )

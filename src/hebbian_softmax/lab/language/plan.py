@@ -4,6 +4,7 @@ Learning rates depend on the number of steps, so it must not change when a run i
 follows from a measurement, made with models that are thrown away.
 """
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def make_plan(
     if not settings.max_seconds:
         return Plan(settings.steps or max(1, round(settings.epochs * windows.epoch_steps)))
     speed = measure_speed(make_task(1), settings, began)
+    gc.collect()  # these models go before the real ones come
     steps = affordable_steps(settings, speed) if ranks.first else 0
     return Plan(int(ranks.shared(str(steps))), speed)  # each rank has measured another speed
 

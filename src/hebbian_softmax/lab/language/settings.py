@@ -36,8 +36,8 @@ def rule_scale(text: str) -> str:
     return text if text == "match" else f"{number(0)(text):g}"
 
 
-def exclude_one(text: str) -> float:
-    """A probability below 1."""
+def share(text: str) -> float:
+    """A number from 0 to below 1."""
     value = number(0, 1)(text)
     if value == 1:
         raise argparse.ArgumentTypeError("must be below 1")
@@ -54,8 +54,8 @@ class Settings:
     embedding: int = setting(0, "dimensions of words and of what the softmax sees; 0: the preset's", integer(0, 65_536))
     batch: int = setting(0, "sequences in a training step, over all processes; 0: the preset's", integer(0, 1_000_000))
     sequence: int = setting(0, "words in a sequence; 0: the preset's", integer(0, 100_000))
-    input_dropout: float = setting(0.3, "of the embedded words", exclude_one)
-    output_dropout: float = setting(0.0, "of what the softmax sees; memorised is what was before it", exclude_one)
+    input_dropout: float = setting(0.3, "of the embedded words", share)
+    output_dropout: float = setting(0.0, "of what the softmax sees; memorised is what was before it", share)
     layer_norm: str = setting(
         "none", f"{', '.join(LAYER_NORMS)}; inside the cell it is much slower", choice(*LAYER_NORMS)
     )
@@ -75,7 +75,7 @@ class Settings:
 
     optimizer: str = setting("one-pass-adam", ", ".join(OPTIMIZERS), choice(*OPTIMIZERS))
     learning_rate: float = setting(0.0, "the highest of the schedule; 0: the preset's", number(0))
-    momentum: float = setting(0.0, "β₁ of Adam, momentum of SGD and RMSprop; one-pass-rmsprop has none", exclude_one)
+    momentum: float = setting(0.0, "β₁ of Adam, momentum of SGD and RMSprop; one-pass-rmsprop has none", share)
     weight_decay: float = setting(0.0, "L2 penalty", number(0))
     schedule: str = setting("cosine", f"of the learning rate after warm-up: {', '.join(SCHEDULES)}", choice(*SCHEDULES))
     warmup: int = setting(50, "steps in which the learning rate rises", integer(0))
@@ -93,8 +93,9 @@ class Settings:
 
     checkpoint_seconds: float = setting(300.0, "between checkpoints", number(0))
     deterministic: str = setting("no", "yes: a resumed run ends in the same bits, also on a GPU; slower", YES_NO)
-    tensorboard: str = setting("auto", "write TensorBoard files: yes, no, or auto: where it is installed",
-                               choice("auto", "yes", "no"))  # fmt: skip
+    tensorboard: str = setting(
+        "auto", "write TensorBoard files: yes, no, or auto: where it is installed", choice("auto", "yes", "no")
+    )
     seed: int = setting(0, "for the first weights, the order of the text and dropout", integer(0, 2**32 - 1))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
     data_root: str = setting("", "folder of the corpora's sources (default: HEBBIAN_DATA, else downloaded)", str)

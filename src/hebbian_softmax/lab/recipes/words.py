@@ -46,22 +46,21 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
     def make_task(steps: int) -> WordTask:
         return WordTask(corpus, settings, heads, steps=steps, device=device)
 
-    with deterministic(settings.deterministic == "yes"):
+    with deterministic(settings.deterministic == "yes"), board(run, settings.tensorboard) as logged:
         plan = make_plan(run, settings, make_windows(corpus, settings, "cpu"), make_task, began)
         task, steps = make_task(plan.steps), plan.steps
         plan.keep(run)  # now that all is known to fit together
-        with board(run, settings.tensorboard) as logged:
-            seconds = train(
-                task,
-                run,
-                steps=steps,
-                evaluate_every=-(-steps // settings.evaluations),
-                checkpoint_seconds=settings.checkpoint_seconds,
-                label=name,
-                quiet=quiet,
-                show=partial(WordsProgress, step_words=task.step_words),
-                logged=logged,
-            )
+        seconds = train(
+            task,
+            run,
+            steps=steps,
+            evaluate_every=-(-steps // settings.evaluations),
+            checkpoint_seconds=settings.checkpoint_seconds,
+            label=name,
+            quiet=quiet,
+            show=partial(WordsProgress, step_words=task.step_words),
+            logged=logged,
+        )
         models = {prefix: learner.model for prefix, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
     records = run.records()

@@ -1,0 +1,24 @@
+"""The command `hebbian` on small language models, for tests."""
+
+from pathlib import Path
+
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.runs import Run, open_run
+
+SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
+FEW = f"{SIZES} --steps 12 --evaluations 3".split()
+MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic yes --checkpoint-seconds 0.3".split()
+
+
+def call(*arguments: str | Path) -> int:
+    """The exit code, also where argparse exits by itself."""
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def only(runs: Path) -> Run:
+    """The one run in a folder."""
+    (path,) = runs.iterdir()
+    return open_run(path)
