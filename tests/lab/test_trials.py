@@ -61,7 +61,7 @@ def test_out_of_time(tmp_path: Path) -> None:
 
 def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:
     history = History(30, [0.5], [30])
-    Store(tmp_path / "trials").save(Trial("a", PLAIN, 0, 25), history, 1.0)
+    Store(tmp_path / "trials").save(Trial("a", PLAIN, 0, 25), history, 1.0, "cpu")
     assert Store(tmp_path / "trials").load(Trial("a", PLAIN, 0, 25)) == history
     assert Store(tmp_path / "trials").load(Trial("a", PLAIN, 1, 25)) is None
     with pytest.raises(LabError, match=r"other settings.*delete it"):
