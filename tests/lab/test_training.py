@@ -93,6 +93,12 @@ def test_logs_and_saves(run: Run) -> None:
     assert_same(checkpoint["task"], task.state_dict())
 
 
+def test_records_are_told_as_they_are_written(run: Run) -> None:
+    told: list[dict[str, Any]] = []
+    train(Toy(), run, steps=6, evaluate_every=3, quiet=True, logged=lambda record: told.append(dict(record)))
+    assert told == run.records()
+
+
 def test_the_logged_loss_is_the_mean_since_the_last_record(run: Run) -> None:
     class Counting(Toy):
         def train_step(self) -> dict[str, torch.Tensor]:
@@ -168,7 +174,7 @@ def test_a_terminated_run_saves_and_ends_in_the_same_bits(
     assert_same(outcome(run), uninterrupted)
 
 
-def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run) -> None:
+def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupting(Toy):
         def train_step(self) -> dict[str, torch.Tensor]:
             if self.steps_taken == 4:
@@ -177,7 +183,8 @@ def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted) as caught:
-        train(Interrupting(), run, steps=10, evaluate_every=10, quiet=True)
+        train(Interrupting(), run, steps=10, evaluate_every=10)
+    assert "5/10 steps" in capsys.readouterr().err
     assert (caught.value.step, caught.value.signum) == (5, signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 

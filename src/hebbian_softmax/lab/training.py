@@ -114,6 +114,7 @@ def train(
                 saved_step, saved_at = step, time.monotonic()
 
             if stop:
+                progress.update(step)
                 raise Interrupted(run, step, received[0] if received else signal.SIGTERM)
 
             if look:  # reading the losses waits for the device, so not every step

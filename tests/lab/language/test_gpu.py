@@ -38,6 +38,16 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     assert loss.isfinite()
 
 
+def test_a_text_too_long_for_the_device_gives_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings(**SIZES)
+    resident = make_windows(corpus(tokens=4000), given, CUDA)
+    monkeypatch.setattr("hebbian_softmax.lab.language.windows.RESIDENT_SHARE", 0.0)
+    copied = make_windows(corpus(tokens=4000), given, CUDA)
+    for step in range(3):
+        assert copied.at(step).is_cuda
+        assert torch.equal(copied.at(step), resident.at(step))
+
+
 def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
     """Not a loop over time; weights that cuDNN would have to copy are a warning, and so an error here."""
     given = settings(**SIZES, precision="bf16")
