@@ -1,5 +1,6 @@
 """`hebbian data` as a user types it."""
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str])
     path.write_bytes(b"")
     assert main(["data", "list"]) == 0  # one damaged corpus does not hide the others
     assert "ids.bin is damaged" in capsys.readouterr().out
+
+
+def test_the_code_of_the_page_runs(root: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "corpora.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    exec(compile(block, str(page), "exec"), {})
 
 
 def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_documents_keep_their_beginnings_and_days(tmp_path: Path) -> None:
 
 def test_memory_grows_with_the_words_not_with_the_work(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path)
-    for words in (1000, 1010, *[1010] * 50):  # the second makes room for more than there are
+    for words in (1000, 1010, *[1010] * 5):  # the second makes room for more than there are
         encoded = Encoded()
         encoded.add(str(number) for number in range(words))
         gathered.add("train", encoded)
