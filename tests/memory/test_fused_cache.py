@@ -138,6 +138,19 @@ def test_the_ends_of_the_window_to_the_position(edge: str, device: str, engine: 
         assert not found.isnan()
 
 
+@pytest.mark.parametrize("edge", ["the query itself", "one too far", "one beyond the keys"])
+def test_tiles_that_one_position_takes_over_the_edge(edge: str, device: str, engine: Engine) -> None:
+    """They must not pass for tiles within the band, of which no score is masked."""
+    rows, keys = fused.TILE_ROWS, fused.TILE_KEYS
+    size, length, cuts = {
+        "the query itself": (2 * keys - 1, 2 * keys + rows, ()),
+        "one too far": (keys + rows - 2, keys + rows, ()),
+        "one beyond the keys": (2 * keys + rows, 2 * keys - 1 + 2 * rows, (2 * keys - 1,)),
+    }[edge]
+    h, targets = text(length, 16, 5, device)
+    check(read(h, targets, size, cuts), h, targets, size)
+
+
 def test_a_window_of_one_is_the_word_before(device: str, engine: Engine) -> None:
     h, targets = text(60, 8, 3, device)
     same = torch.where(targets[1:] == targets[:-1], 0.0, -torch.inf)

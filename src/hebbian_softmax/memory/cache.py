@@ -110,7 +110,8 @@ class NeuralCache(Memory):
         Args:
             thetas: several θ at once, from the same products; the result then is (len(thetas), ...).
             sizes: several n, each at most ``size``; the result then is (..., len(sizes), *targets.shape).
-            block: positions handled together; speed and memory depend on it, the result does not.
+            block: positions handled together; speed and memory depend on it, the result does not. The GPU's kernel,
+                which takes one θ and one n in half precision, has blocks of its own.
             workspace: bytes that may be held besides inputs and results (about: at least one column of a block is);
                 by default 32 MiB on a CPU and 1 GiB on a GPU.
 
