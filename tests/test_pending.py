@@ -245,3 +245,17 @@ def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypat
     assert int(lab.head.counts.sum()) == 0
     lab.head.weight.grad = sum(grads)
     lab.step_writes(first, second)
+
+
+def test_a_loss_that_outlives_its_head_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "_FOLD_ROWS", 3)
+    head = HebbianSoftmax(4, 5, gamma=0.1, limit=9)
+    weight = head.weight
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    head.attach(optimizer)
+    loss = head.loss(torch.randn(8, 4), torch.arange(8) % 5)
+    del head
+    gc.collect()
+    loss.backward()
+    optimizer.step()
+    assert weight.grad is not None

@@ -151,15 +151,14 @@ class RemovedAttachment:
         """Do nothing, as a second ``remove()`` does."""
 
 
-def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassSums]) -> ClassSums:
+def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassSums]) -> ClassSums | None:
     owner = head()
-    assert owner is not None  # whoever runs a backward pass or a step through the head holds it
-    return class_sums(owner, contents).folded()
+    return None if owner is None else class_sums(owner, contents).folded()  # a loss may outlive it
 
 
 def _copied(head: weakref.ref[HebbianSoftmax], h: Tensor, targets: Tensor, call: Call) -> Activations:
     owner = head()
-    return own_copy(h, targets, call) if owner is None else copied(owner, h, targets, call)  # a loss may outlive it
+    return own_copy(h, targets, call) if owner is None else copied(owner, h, targets, call)
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

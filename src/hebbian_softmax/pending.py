@@ -37,7 +37,7 @@ between two steps (512 MB of 1,024 features in bfloat16), or as many as there ar
 """
 
 
-Fold = Callable[[list["Activations | ClassSums"]], ClassSums]
+Fold = Callable[[list["Activations | ClassSums"]], ClassSums | None]
 
 
 @dataclass(eq=False)
@@ -186,6 +186,9 @@ class Pending:
     def _fold_entries(self) -> None:
         last = self._entries[-1]  # whether there is a gradient is the same for all: else some had been dropped
         sums = self._fold([_masked(entry) for entry in self._entries])
+        if sums is None:  # the head is gone, and nobody will write
+            self.clear()
+            return
         self._entries = [_Entry(sums, last.has_gradient, born=last.born)]
         self._fold_at = 2 * _rows(self._entries[0])
 

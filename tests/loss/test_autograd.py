@@ -134,6 +134,18 @@ def test_differentiating_twice(reduction: str) -> None:
     assert torch.autograd.grad(first[0].sum(), case.operands())[1].any()
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_several_gradients_at_once(reduction: str) -> None:
+    case = make()
+    loss = ours(case, impl="reference", reduction=reduction)
+    several = torch.stack([torch.ones_like(loss), 2 * torch.ones_like(loss)])
+    one, two = torch.autograd.grad(loss, case.operands()[0], several, is_grads_batched=True)[0]
+    torch.testing.assert_close(two, 2 * one)
+    loss = ours(case, impl="chunked", reduction=reduction)
+    with pytest.raises(RuntimeError, match='impl="reference"'):
+        torch.autograd.grad(loss, case.operands(), several, is_grads_batched=True)
+
+
 @every_engine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_layouts(impl, device, dtype) -> None:

@@ -90,6 +90,11 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         (upstream,) = upstreams
+        if _is_batched(upstream):
+            raise RuntimeError(
+                "linear_cross_entropy was given several gradients at once (is_grads_batched, vmap), which only its "
+                'plain computation takes: pass impl="reference"'
+            )
         saved = ctx.saved_tensors  # once: checkpointing refuses a second look
         input, weight = saved[:2]
         with torch.autocast(input.device.type, enabled=False), torch.no_grad():
@@ -114,6 +119,12 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
     return corrected
+
+
+def _is_batched(upstream: Tensor) -> bool:
+    """Whether it stands for several gradients; those of ``is_grads_batched`` are of another kind than functorch's."""
+    keys = torch._C._dispatch_keys(upstream)
+    return keys.has(torch._C.DispatchKey.Batched) or keys.has(torch._C.DispatchKey.FuncTorchBatched)
 
 
 def _graph_is_kept() -> bool:
