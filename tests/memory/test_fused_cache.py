@@ -87,8 +87,8 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert_close(found.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("size", [1, 7, 16, 33, 1000])
-@pytest.mark.parametrize(("length", "cuts"), [(1, ()), (70, ()), (60, (1, 40)), (70, (17, 49, 50))])
+@pytest.mark.parametrize("size", [1, 7, 33, 1000])
+@pytest.mark.parametrize(("length", "cuts"), [(1, ()), (60, (1, 40)), (70, (17, 49, 50))])
 def test_windows_and_calls_in_a_row(length: int, cuts: tuple[int, ...], size: int, device: str, engine: Engine) -> None:
     h, targets = text(length, 24, 5, device)
     check(read(h, targets, size, cuts), h, targets, size)

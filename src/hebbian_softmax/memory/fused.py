@@ -95,8 +95,8 @@ def _band(
 def slices_of(tiles: int, most: int, processors: int) -> int:
     """Into how many slices the keys of every tile of queries are cut.
 
-    Programs take turns on the processors. Of the last round, and of one more since their work is not alike, half is
-    lost; a program's start takes about as long as two fifths of a tile of scores.
+    Programs take turns on the processors. A round counts as whole however few are in it, and there is one more, since
+    their work is not alike and the last end late. A program's start counts as two fifths of a tile of scores.
 
     >>> [slices_of(tiles, 40, processors=132) for tiles in (1, 8, 256, 10_000)]
     [40, 33, 7, 1]
@@ -115,9 +115,11 @@ def processors(device: torch.device) -> int:
 
 def _rows(h: Tensor) -> Tensor:
     """(B, T, d) as rows of one matrix, every stream as many rows after the one before; copied where it is not."""
-    step, row, feature = h.stride()
-    regular = feature == 1 and row >= h.shape[2] and row % 8 == 0 and (h.shape[0] == 1 or step % row == 0)
-    return h if regular and h.data_ptr() % 16 == 0 else h.clone(memory_format=torch.contiguous_format)
+    (streams, length, features), (step, row, feature) = h.shape, h.stride()
+    regular = feature == 1 and row >= features and row % 8 == 0 and h.data_ptr() % 16 == 0
+    if regular and streams > 1:  # row numbers are 32 bits wide
+        regular = step % row == 0 and streams * (step // row) + length < 2**31
+    return h if regular else h.clone(memory_format=torch.contiguous_format)
 
 
 def _lines(labels: Tensor) -> Tensor:
