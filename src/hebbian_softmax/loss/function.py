@@ -92,7 +92,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         (upstream,) = upstreams
         if _is_batched(upstream):
             raise RuntimeError(
-                "linear_cross_entropy was given several gradients at once (is_grads_batched, vmap), which only its "
+                "linear_cross_entropy was given several gradients at once (is_grads_batched), which only its "
                 'plain computation takes: pass impl="reference"'
             )
         saved = ctx.saved_tensors  # once: checkpointing refuses a second look
@@ -122,9 +122,9 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
 
 
 def _is_batched(upstream: Tensor) -> bool:
-    """Whether it stands for several gradients; those of ``is_grads_batched`` are of another kind than functorch's."""
-    keys = torch._C._dispatch_keys(upstream)
-    return keys.has(torch._C.DispatchKey.Batched) or keys.has(torch._C.DispatchKey.FuncTorchBatched)
+    """Whether it stands for several gradients, as autograd's is_grads_batched makes them."""
+    batched = torch._C._dispatch_key_parse("Batched")
+    return bool(torch._C._dispatch_keys(upstream).has(batched))
 
 
 def _graph_is_kept() -> bool:
