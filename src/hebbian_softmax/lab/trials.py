@@ -117,9 +117,7 @@ def run_trials(
     images = data.images.to(place)
 
     def begin(trial: Trial) -> _Live:
-        learner = Learner(
-            data, trial.method, trial.seed, device=place, images=images, classes=classes, filters=filters
-        )
+        learner = Learner(data, trial.method, trial.seed, device=place, images=images, classes=classes, filters=filters)
         return _Live(trial, start(learner), History(learner.start), time.monotonic())
 
     def finished(each: _Live) -> None:
@@ -134,9 +132,7 @@ def run_trials(
         while waiting or live:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTimeError
-            live += threads.each(
-                begin, _next(waiting, live, together if place.type == "cuda" else threads.size, place)
-            )
+            live += threads.each(begin, _next(waiting, live, together if place.type == "cuda" else threads.size, place))
             threads.each(_advance, live)
             done = [each for each in live if each.trial.done(each.history)]
             live = [each for each in live if each not in done]
