@@ -13,7 +13,7 @@ device, and everything can be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,6 +27,8 @@ from hebbian_softmax.loss.schedule import TILE_CLASSES, TILE_ROWS, Schedule, def
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
+_SHARED_MEMORY = 160 * 1024
+"""Bytes of a block; cards at home of the same capability have 99 KiB."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -38,8 +40,16 @@ def available(problem: Problem) -> bool:
         and h.dtype == w.dtype == torch.bfloat16
         and h.shape[1] % 8 == 0
         and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # not so in a part of a flat buffer of parameters
-        and torch.cuda.get_device_capability(h.device) >= (9, 0)
+        and _fits(h.device)
     )
+
+
+@cache
+def _fits(device: torch.device) -> bool:
+    """Whether the GPU has what the kernels are made for: TMA, and room for three stages of a tile."""
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY)
+    return bool(properties.major >= 9 and shared >= _SHARED_MEMORY)
 
 
 def _on_its_device(engine: _F) -> _F:
