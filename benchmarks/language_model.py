@@ -142,8 +142,10 @@ def floors(settings: Settings, vocabulary: int, rates: dict[str, float]) -> list
     return [count / rates["flops"] for count in products] + [count / rates["bytes"] for count in moved]
 
 
-def race(settings: Settings, vocabulary: int, device: torch.device, rounds: int, deadline: float) -> dict[str, Any]:
-    """Blocks of steps of both heads in turn, then the parts of a step."""
+def race(
+    settings: Settings, vocabulary: int, device: torch.device, rounds: int, seconds: float, deadline: float
+) -> dict[str, Any]:
+    """Blocks of `seconds` of both heads in turn, then the parts of a step."""
     sizes = settings.sizes
     words = sizes.batch * sizes.sequence
     corpus = zipf_corpus(vocabulary, (STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
@@ -151,7 +153,7 @@ def race(settings: Settings, vocabulary: int, device: torch.device, rounds: int,
     racers = {name: Racer(settings, vocabulary, windows, hebbian) for name, hebbian in HEADS.items()}
     for racer in racers.values():
         racer.block(5)
-    steps = max(3, round(1.0 / max(racer.block(3)[0] for racer in racers.values())))
+    steps = max(3, round(seconds / max(racer.block(3)[0] for racer in racers.values())))
     blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in HEADS}
     for number in range(rounds):
         if number and time.monotonic() > deadline:
@@ -167,11 +169,11 @@ def race(settings: Settings, vocabulary: int, device: torch.device, rounds: int,
     ratios = [plain[0] / hebbian[0] for plain, hebbian in zip(blocks["plain"], blocks["Hebbian"], strict=True)]
     found: dict[str, Any] = {"vocabulary": vocabulary, "steps_in_a_block": steps, "rounds": len(ratios)}
     for name in HEADS:
-        seconds = [each for each, _ in blocks[name]]
+        times = [each for each, _ in blocks[name]]
         found[name] = {
-            "words_per_second": words / statistics.median(seconds),
-            "all_words_per_second": [words / each for each in seconds],
-            "step_ms": 1e3 * statistics.median(seconds),
+            "words_per_second": words / statistics.median(times),
+            "all_words_per_second": [words / each for each in times],
+            "step_ms": 1e3 * statistics.median(times),
             "host_ms": 1e3 * statistics.median(asked for _, asked in blocks[name]),
             "parts_ms": {
                 part: 1e3 * statistics.median(each[index] for each in taken[name]) for index, part in enumerate(PARTS)
@@ -226,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = []
     for number, vocabulary in enumerate(arguments.vocabularies, start=1):
         deadline = began + arguments.budget * number / len(arguments.vocabularies)
-        found = race(settings, vocabulary, device, arguments.rounds, deadline)
+        found = race(settings, vocabulary, device, arguments.rounds, 0.1 if arguments.quick else 1.0, deadline)
         floor = floors(settings, vocabulary, rates)
         found["floor_ms"] = {part: 1e3 * least for part, least in zip(PARTS, floor, strict=True)}
         results.append(found)
