@@ -38,7 +38,7 @@ def available(timeline: Timeline) -> bool:
     return (
         h.shape[2] % 8 == 0
         and properties.major >= 9
-        and getattr(properties, "shared_memory_per_block_optin", 0) >= _SHARED_MEMORY
+        and getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY) >= _SHARED_MEMORY
         and 2 * h.shape[0] * timeline.end < 2**31  # rows of a matrix of all streams, stored with room to slide
     )
 
