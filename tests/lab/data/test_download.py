@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax import __version__
 from hebbian_softmax.lab.data import download as module
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.errors import LabError
@@ -32,6 +33,7 @@ class Server(ThreadingHTTPServer):
         self.knows_range = self.knows_if_range = self.tells_length = True
         self.range_shift = 0
         self.requests: list[str | None] = []  # the Range header of each
+        self.agents: list[str] = []
         self.partial_answers = 0
 
     @property
@@ -45,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, wanted = self.server, self.headers.get("Range")
         server.requests.append(wanted)
+        server.agents.append(self.headers["User-Agent"])
         if server.statuses:
             self.send_error(server.statuses.pop(0))
             return
@@ -117,6 +120,7 @@ def test_fetches_a_file(server: Server, path: Path) -> None:
     fetch(server, path)
     assert_whole(path)
     assert server.requests == [None]
+    assert server.agents == [f"hebbian-softmax/{__version__}"]
 
 
 def test_fetches_without_checksum_length_or_version(server: Server, path: Path) -> None:

@@ -13,11 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax import __version__
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.files import cannot_write, locked, sync_folder, write_atomic
 from hebbian_softmax.lab.progress import Progress, format_bytes
 
 CHUNK = 1 << 20
+AGENT = (
+    f"hebbian-softmax/{__version__}"  # some servers, WikiText's among them, refuse the name that Python gives itself
+)
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -123,7 +127,7 @@ def _fetch(part: _Part, retries: int, backoff: float, timeout: float, quiet: boo
 def _receive(part: _Part, timeout: float, progress: Progress) -> None:
     """One request: ask for the bytes that are missing, and take what comes."""
     have, validator = part.size(), part.validator()
-    headers = {"Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity", "User-Agent": AGENT}
     if have and validator:
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     try:
