@@ -16,7 +16,7 @@ logits under its own C: a K × K times K × V product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,12 +82,44 @@ def _errors(log_prob: Tensor, labels: Tensor, tile: range) -> Tensor:
 
 def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterator[tuple[range, Tensor]]:
     """Logits (Q, tile) of the queries after one step, tile by tile. 2QMV + 2(Q + M)dV operations."""
-    change = layer.kernel(near.queries, near.keys)
-    picked = change.gather(1, near.indices).mul_(near.weights).mul_(rate)
-    change.zero_().scatter_(1, near.indices, picked)
+    change = step_of(layer, near).mul_(rate)
     for tile in layer.tiles(width):
-        log_prob = layer.logits(near.keys, tile).sub_(near.normalisers.unsqueeze(1))
-        yield tile, layer.logits(near.queries, tile).addmm_(change, _errors(log_prob, near.labels, tile))
+        yield tile, layer.logits(near.queries, tile).addmm_(change, _model_errors(layer, near, tile))
+
+
+def one_step_grid(
+    layer: Layer, nears: Sequence[Neighbours], rates: Sequence[float], width: int
+) -> Iterator[tuple[range, Iterator[Tensor]]]:
+    """The same for several sets of neighbours among the same keys and several rates: all pairs, the rates inner.
+
+    The neighbours' softmaxes are shared by all, and the change of the logits, which is proportional to the rate, by all
+    rates. The logits of a pair are to be used before those of the next: they share their memory.
+    """
+    changes = [step_of(layer, near) for near in nears]
+    for tile in layer.tiles(width):
+        errors = _model_errors(layer, nears[0], tile)
+        plain = layer.logits(nears[0].queries, tile)
+
+        def pairs(errors: Tensor = errors, plain: Tensor = plain) -> Iterator[Tensor]:
+            logits = torch.empty_like(plain)
+            for change in changes:
+                moved = change @ errors
+                for rate in rates:
+                    yield torch.add(plain, moved, alpha=rate, out=logits)
+
+        yield tile, pairs()
+
+
+def step_of(layer: Layer, near: Neighbours) -> Tensor:
+    """(Q, M): w_k (h·h_k + 1) where key k is a neighbour of the query, 0 elsewhere."""
+    change = layer.kernel(near.queries, near.keys)
+    picked = change.gather(1, near.indices).mul_(near.weights)
+    return change.zero_().scatter_(1, near.indices, picked)
+
+
+def _model_errors(layer: Layer, near: Neighbours, tile: range) -> Tensor:
+    """1{y = v} − p(v) of all keys under the model, (M, tile)."""
+    return _errors(layer.logits(near.keys, tile).sub_(near.normalisers.unsqueeze(1)), near.labels, tile)
 
 
 def several_steps(
@@ -121,3 +153,23 @@ def several_steps(
     for tile in layer.tiles(width):
         c = coefficients(tile, layer.logits(keys, tile), steps)
         yield tile, layer.logits(near.queries, tile) + torch.bmm(kernel, c).squeeze(1)
+
+
+class TargetLogProb:
+    """log p of the targets from logits that come for some of the queries and a tile of classes at a time."""
+
+    def __init__(self, targets: Tensor, like: Tensor) -> None:
+        self.targets = targets
+        self.normaliser = like.new_full(targets.shape, -torch.inf)
+        self.at_target = torch.zeros_like(self.normaliser)
+
+    def add(self, part: slice, tile: range, logits: Tensor) -> None:
+        self.normaliser[part] = torch.logaddexp(self.normaliser[part], logits.logsumexp(1))
+        column = self.targets[part] - tile.start
+        inside = (column >= 0) & (column < len(tile))
+        value = logits.gather(1, column.clamp(0, len(tile) - 1).unsqueeze(1)).squeeze(1)
+        self.at_target[part] = torch.where(inside, value, self.at_target[part])
+
+    @property
+    def value(self) -> Tensor:
+        return self.at_target - self.normaliser

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,14 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.adaptation import Layer, Neighbours, one_step, several_steps
+from hebbian_softmax.memory.adaptation import (
+    Layer,
+    Neighbours,
+    TargetLogProb,
+    one_step,
+    one_step_grid,
+    several_steps,
+)
 from hebbian_softmax.memory.history import History, Memory, Timeline
 from hebbian_softmax.memory.neighbours import faiss_nearest, nearest
 
@@ -129,23 +137,33 @@ class MbPA(Memory):
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        neighbours: Sequence[int] | None = None,
+        learning_rates: Sequence[float] | None = None,
         block: int | None = None,
         workspace: int | None = None,
     ) -> Tensor:
         """log p(target | h, θ̃) of each position given the n before it: ``log_prob``, then ``observe``, one by one.
 
-        It goes on from what is stored, and stores the sequence. ``block`` positions are handled together: speed and
-        memory depend on it, the result does not. ``workspace`` is in bytes: what may be held besides inputs, results,
-        the activations of a block and its window, and a widened layer; by default 256 MiB on a CPU and 4 GiB on a GPU.
+        It goes on from what is stored, and stores the sequence.
+
+        Args:
+            neighbours: several K at once, from the same search and the same softmaxes of the stored; the result then is
+                (len(neighbours), ...). Of one step only, as the next.
+            learning_rates: several α at once, from the same products; the result then is (..., len(learning_rates),
+                *targets.shape).
+            block: positions handled together; speed and memory depend on it, the result does not.
+            workspace: bytes that may be held besides inputs, results, the activations of a block and its window, and a
+                widened layer; by default 256 MiB on a CPU and 4 GiB on a GPU.
         """
         if self.search != "exact":
             raise ValueError(f'search must be "exact" for a sequence, whose memory slides, got {self.search!r}')
+        counts, rates = self._grid(neighbours, learning_rates)
         streams, labels = self._checked(h, targets)
         layer = self._layer(streams, labels, weight, bias)
         block = None if block is None else check_integer("block", block, 1)
         room = self._room(workspace, h)
         rows = block or self._rows(layer, self.memory_size, room)
-        result = torch.empty(labels.shape, dtype=layer.weight.dtype, device=h.device)
+        result = layer.weight.new_empty(len(counts), len(rates), *labels.shape)
         past, past_labels = self._history.window(streams)
         for stream in range(streams.shape[0]):
             sequence = streams[stream, None], labels[stream, None]
@@ -157,17 +175,33 @@ class MbPA(Memory):
                 low = max(0, first - self.memory_size)
                 keys = timeline.keys(low, last)[0].to(layer.weight.dtype)
                 queries, keys = keys[first - low :], keys[: last - 1 - low]
-                near = self._weighted(
-                    queries,
-                    keys,
-                    timeline.labels(low, last - 1)[0],
-                    normalisers[low : last - 1],
-                    *nearest(queries, keys, self.neighbours, (first - low, self.memory_size)),
-                )
-                found = self._target_log_prob(layer, near, timeline.labels(first, last)[0], room)
-                result[stream, first - timeline.start : last - timeline.start] = found
+                known = queries, keys, timeline.labels(low, last - 1)[0], normalisers[low : last - 1]
+                distance, indices = nearest(queries, keys, max(counts), (first - low, self.memory_size))
+                nears = [self._weighted(*known, distance[:, :k], indices[:, :k]) for k in counts]
+                wanted = timeline.labels(first, last)[0]
+                if neighbours is None and learning_rates is None:
+                    found = self._target_log_prob(layer, nears[0], wanted, room)
+                else:
+                    found = self._grid_log_prob(layer, nears, rates, wanted, room)
+                result[:, :, stream, first - timeline.start : last - timeline.start] = found
         self._history.append(streams, labels)
-        return result.reshape(targets.shape)
+        result = result.reshape(*result.shape[:2], *targets.shape)
+        if learning_rates is None:
+            result = result.squeeze(1)
+        return result.squeeze(0) if neighbours is None else result
+
+    def _grid(self, neighbours: Any, learning_rates: Any) -> tuple[list[int], list[float]]:
+        """All K and all α of a call, checked."""
+        if self.steps > 1 and (neighbours is not None or learning_rates is not None):
+            raise ValueError(
+                f"several neighbours or learning_rates need steps=1, whose products they share, got {self.steps}"
+            )
+        counts = [self.neighbours] if neighbours is None else checks.check_list("neighbours", neighbours)
+        rates = [self.learning_rate] if learning_rates is None else checks.check_list("learning_rates", learning_rates)
+        counts = [check_integer("neighbours", k, 1) for k in counts]
+        if max(counts) > self.memory_size:
+            raise ValueError(f"neighbours must be at most the memory's size, {self.memory_size}, got {max(counts)}")
+        return counts, [checks.check_positive("learning_rates", rate) for rate in rates]
 
     def _layer(self, streams: Tensor, labels: Tensor | None, weight: Tensor, bias: Tensor | None) -> Layer:
         checks.check_layer(streams, weight, bias)
@@ -242,12 +276,19 @@ class MbPA(Memory):
                 yield part, tile, logits
 
     def _target_log_prob(self, layer: Layer, near: Neighbours, targets: Tensor, room: int) -> Tensor:
-        normaliser = near.queries.new_full(targets.shape, -torch.inf)
-        at_target = torch.zeros_like(normaliser)
+        found = TargetLogProb(targets, near.queries)
         for part, tile, logits in self._logits(layer, near, room):
-            normaliser[part] = torch.logaddexp(normaliser[part], logits.logsumexp(1))
-            column = targets[part] - tile.start
-            inside = (column >= 0) & (column < len(tile))
-            value = logits.gather(1, column.clamp(0, len(tile) - 1).unsqueeze(1)).squeeze(1)
-            at_target[part] = torch.where(inside, value, at_target[part])
-        return at_target - normaliser
+            found.add(part, tile, logits)
+        return found.value
+
+    def _grid_log_prob(
+        self, layer: Layer, nears: Sequence[Neighbours], rates: Sequence[float], targets: Tensor, room: int
+    ) -> Tensor:
+        """(len(nears), len(rates), Q) after one step."""
+        found = [TargetLogProb(targets, layer.weight) for _ in nears for _ in rates]
+        everyone = slice(0, len(targets))
+        width = max(1, room // (4 * layer.weight.element_size() * (nears[0].keys.shape[0] + len(targets))))
+        for tile, pairs in one_step_grid(layer, nears, rates, width):
+            for each, logits in zip(found, pairs, strict=True):
+                each.add(everyone, tile, logits)
+        return torch.stack([each.value for each in found]).reshape(len(nears), len(rates), -1)
