@@ -13,6 +13,7 @@ So both kinds of answers come from NLTK itself once and are remembered. The test
 
 import re
 import string
+import zipfile
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
@@ -49,10 +50,24 @@ def find_punkt(data_root: Path, quiet: bool = False) -> None:
     folder = data_root / "nltk_data"
     if str(folder) not in nltk.data.path:
         nltk.data.path.append(str(folder))
+    if not _has_model():
+        archive = folder / f"{PUNKT}.zip"  # NLTK reads it as it is
+        download(PUNKT_ADDRESS, archive, quiet=quiet)
+        if not _has_model():
+            raise LabError(
+                f"{archive} does not hold NLTK's English sentence model: delete it and it will be downloaded again, or "
+                "name a folder that has the model with NLTK_DATA"
+            )
+
+
+def _has_model() -> bool:
+    import nltk
+
     try:
         nltk.data.find(f"{PUNKT}/english/")
-    except LookupError:
-        download(PUNKT_ADDRESS, folder / f"{PUNKT}.zip", quiet=quiet)
+    except (LookupError, zipfile.BadZipFile):
+        return False
+    return True
 
 
 class Tokeniser:
@@ -171,7 +186,7 @@ def _punkt() -> Any:
 
     try:
         return RememberingPunkt()
-    except (LookupError, OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise LabError(
             f"NLTK cannot load its English sentence model ({reason(error)}): install it with "
             "python -m nltk.downloader punkt_tab, or name the folder that has it with NLTK_DATA"
