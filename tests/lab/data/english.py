@@ -10,17 +10,21 @@ from hebbian_softmax.lab.data import tokenise
 REAL = Path(__file__).parents[4] / "shared" / "data"
 
 
-def write_model(root: Path) -> None:
-    """A model that knows a few abbreviations, as `nltk_data` under a data root."""
-    folder = root / "nltk_data" / "tokenizers" / "punkt_tab" / "english"
-    folder.mkdir(parents=True)
-    contents = {
+def model_files() -> dict[str, str]:
+    """A model that knows a few abbreviations."""
+    return {
         "abbrev_types.txt": "mr\ndr\nu.s\n",
         "collocations.tab": "",
         "sent_starters.txt": "he\nthe\n",
         "ortho_context.tab": "he\t46\nthe\t46\nholmes\t4\n",
     }
-    for name, content in contents.items():
+
+
+def write_model(root: Path) -> None:
+    """The model as `nltk_data` under a data root."""
+    folder = root / "nltk_data" / "tokenizers" / "punkt_tab" / "english"
+    folder.mkdir(parents=True)
+    for name, content in model_files().items():
         (folder / name).write_text(content)
 
 

@@ -17,9 +17,9 @@ from tests.lab.data.english import REAL, english
 
 __all__ = ["english"]
 
-ARTICLES = [
+ARTICLES: list[dict[str, str | None]] = [
     {"date": "1987-02-01", "title": "OIL UP", "text": "Oil rose.\nIt fell."},
-    {"date": "1987-06-17T23:59:59", "text": "Oil fell."},
+    {"date": "1987-06-17T23:59:59", "title": None, "text": "Oil fell."},
     {"date": "1987-06-18", "title": "", "text": "Oil sank."},
     {"date": "1987-06-30", "title": "No split", "text": "Never read."},
     {"date": "1987-10-20", "title": "CRASH", "text": "It fell \ud83d badly."},
@@ -33,7 +33,7 @@ def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return english
 
 
-def lines(articles: list[dict[str, str]] = ARTICLES) -> bytes:
+def lines(articles: list[dict[str, str | None]] = ARTICLES) -> bytes:
     return b"".join(json.dumps(article).encode() + b"\n" for article in articles)
 
 
@@ -60,7 +60,7 @@ def test_articles_go_to_the_split_of_their_day(root: Path, suffix: str, pack: ob
 
 
 def test_the_day_a_word_is_first_seen(root: Path) -> None:
-    articles = [
+    articles: list[dict[str, str | None]] = [
         {"date": "1987-06-01", "text": "Late news."},
         {"date": "1987-03-01", "text": "Early news."},  # not in the order of time
         {"date": "1987-06-18", "text": "x"},

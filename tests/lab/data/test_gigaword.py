@@ -125,6 +125,7 @@ def test_latin_1_is_read_too(root: Path) -> None:
         (gzip.compress(b"<DOC>\n</DOC>\n"), "names no article"),
         (gzip.compress(b'<DOC id="AFP_ENG_20091131.0001">\n</DOC>\n'), "day"),
     ],
+    ids=["cut", "no gzip", "no end", "no end before the next", "no name", "no such day"],
 )
 def test_a_damaged_file_is_named(root: Path, content: bytes, message: str) -> None:
     path = root / "gigaword" / "data" / "afp_eng" / "afp_eng_200911.gz"
@@ -133,6 +134,26 @@ def test_a_damaged_file_is_named(root: Path, content: bytes, message: str) -> No
         list(read_articles(path))
     with pytest.raises(LabError, match=r"afp_eng_200911\.gz "):
         read(root, processes=2)
+
+
+def test_a_month_twice(root: Path) -> None:
+    path = root / "gigaword" / "data" / "afp_eng" / "afp_eng_200911.gz"
+    path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))  # as gunzip --keep leaves it
+    with pytest.raises(LabError, match=r"afp_eng_200911 and .*afp_eng_200911\.gz are the same month twice"):
+        read(root)
+
+
+def test_a_further_month_makes_it_again(root: Path) -> None:
+    path = root / "gigaword" / "data" / "cna_eng" / "cna_eng_200002.gz"
+    before = read(root)
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(article("CNA", "20000201", 1, "<P>\nFrom Taipei.\n</P>").encode()))
+    assert read(root).manifest["notes"]["articles"]["train"] == 5 == before.manifest["notes"]["articles"]["train"] + 1
+
+
+def test_a_seed_of_nothing() -> None:
+    with pytest.raises(LabError, match="--seed chooses articles for --eval-articles"):
+        plan(Options(seed=1))
 
 
 def test_no_files(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.data import gutenberg
+from hebbian_softmax.lab.data import gutenberg, gutenberg_books
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gutenberg import Options, extract, extract_as_in_paper, plan
 from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
@@ -70,7 +70,7 @@ def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(gutenberg, "BOOKS", {"train": [5, 4], "valid": [30, 3], "test": [40]})
     monkeypatch.setattr(gutenberg, "MINIMUM", 3)
-    monkeypatch.setattr(gutenberg, "ADDRESS", "ftp://nowhere/{0}")  # which is refused without a try
+    monkeypatch.setattr(gutenberg_books, "MIRROR", "ftp://nowhere/{id}")  # which is refused without a try
     (english / "gutenberg" / "valid").mkdir(parents=True)
     (english / "gutenberg" / "valid" / "30.txt").write_bytes(THIS.replace(b"body", b"He ran."))
     (english / "gutenberg" / "3.txt").write_bytes(b"The caf\xe9 ran.")
@@ -138,26 +138,23 @@ def test_the_papers_books_train_where_they_are_at_hand(root: Path) -> None:
     assert corpus.name == "gutenberg"
     assert text_of(corpus, "train").startswith("book 5 . <eos>")  # in the paper's order
     assert {source["name"] for source in corpus.manifest["sources"]} == {
-        "30.txt", "3.txt", "4.txt", "5.txt", "rest.zip",
+        "valid/30.txt", "3.txt", "4.txt", "5.txt", "rest.zip",
     }  # fmt: skip
 
 
-def test_what_is_missing_is_downloaded_and_what_is_gone_is_noted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch(url: str, path: Path, quiet: bool) -> None:
-        if url.endswith("/4"):
-            raise LabError(f"cannot download {url} (HTTP 404 Not Found): …")
-        path.write_text("A book came. " * 3)
-
-    monkeypatch.setattr(gutenberg, "download", fetch)
-    corpus = prepared(root)
-    assert text_of(corpus, "train") == " ".join(["a book came . <eos>"] * 3)
-    assert corpus.manifest["notes"]["books no longer offered"] == [4]
+def test_another_archive_or_book_makes_it_again(root: Path, tmp_path: Path) -> None:
+    place = str(novels(tmp_path / "folder"))
+    assert text_of(prepared(root, books=place), "test") == "the <unk> ran . <eos>"
+    (root / "gutenberg" / "40.txt").write_text("He fell.")
+    assert text_of(prepared(root, books=place), "test") == "he fell . <eos>".replace("fell", "<unk>")
+    (root / "gutenberg" / "40.txt").unlink()
+    with zipfile.ZipFile(root / "gutenberg" / "rest.zip", "w") as archive:
+        archive.writestr("40.txt", "He ran.")
+    assert text_of(prepared(root, books=place), "test") == "he ran . <eos>"
 
 
 def test_books_that_cannot_be_had(root: Path) -> None:
-    with pytest.raises(
-        LabError, match=r"2 of the paper's books are not in .*gutenberg: cannot download .*HEBBIAN_DATA"
-    ):
+    with pytest.raises(LabError, match=r"2 of 5 books are still to come: cannot download .*HEBBIAN_DATA"):
         prepared(root)
 
 

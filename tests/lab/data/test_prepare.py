@@ -1,5 +1,7 @@
 """A corpus is prepared once, whole or not at all, whatever happens to the process, the disk or the sources."""
 
+import os
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,8 @@ TEXTS = {"train": "a b a c <eos>", "valid": "a c <eos>", "test": "b d <eos>"}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
     return tmp_path / "cache" / "corpora"
 
 
@@ -36,12 +40,15 @@ class Toy:
 
     def __init__(self, texts: dict[str, str] = TEXTS, **settings: object) -> None:
         self.made = 0
-        self.plan = Plan("toy", settings, partial(self.gather, texts), usual=not settings)
+        self.plan = Plan("toy", settings, partial(self.gather, texts), self.at_hand, usual=not settings)
 
     def gather(self, texts: dict[str, str], workshop: Workshop) -> None:
         self.made += 1
+        workshop.note(self.at_hand(workshop.data_root))
         workshop.tokenise(encode, texts.items(), len(texts))
-        workshop.notes["seen"] = str(workshop.data_root)
+
+    def at_hand(self, root: Path) -> dict[str, Path]:
+        return {path.name: path for path in sorted(root.glob("*.txt"))}
 
 
 def test_twice_is_a_no_op(cache: Path) -> None:
@@ -77,12 +84,17 @@ def test_other_settings_have_other_names_and_do_not_take_one_anothers(cache: Pat
 
 
 def test_what_a_killed_run_left_goes(cache: Path) -> None:
-    for left in (".writing-toy.parts", ".writing-123-toy"):
+    for left in (".writing-parts-toy", ".writing-old-toy", ".writing-123-toy"):
         (cache / left).mkdir(parents=True)
         (cache / left / "train").write_bytes(b"half")
-    (cache / ".writing-123-mytoy").mkdir()  # of another corpus, which another process may be writing
+    others = {".writing-123-mytoy", ".writing-123-2024-toy", ".writing-parts-1-toy"}
+    for other in others:  # of other corpora, which other processes may be writing
+        (cache / other).mkdir()
     prepare(Toy().plan, quiet=True)
-    assert names(cache) == {"toy", ".toy.lock", ".writing-123-mytoy"}
+    assert names(cache) == {"toy", ".toy.lock", *others}
+    (cache / ".writing-5-2024-toy").mkdir()
+    prepare(Toy().plan, name="2024-toy", quiet=True)
+    assert not {".writing-5-2024-toy", ".writing-123-2024-toy"} & names(cache)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -120,7 +132,72 @@ def test_a_damaged_corpus_is_named_and_not_used(cache: Path) -> None:
         prepare(Toy().plan, quiet=True)
 
 
-def test_callers_at_once_make_it_once(cache: Path) -> None:
+@pytest.mark.parametrize("change", ["length", "bytes", "another"])
+def test_other_sources_make_it_again(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    source, toy = tmp_path / "data" / "a.txt", Toy()
+    source.write_text("one")
+    before = prepare(toy.plan, quiet=True)[0]
+    assert [(found["name"], found["bytes"]) for found in before.manifest["sources"]] == [("a.txt", 3)]
+    changed = source if change != "another" else source.with_name("b.txt")
+    changed.write_text("longer" if change == "length" else "two")
+    os.utime(changed, ns=(0, 0))
+    load = partial(prepare, toy.plan, quiet=True)
+    assert not load(renew=False)[1]  # a run goes on with what is prepared
+    again, made = load()
+    assert made
+    assert capsys.readouterr().err == f"{changed} is not what toy was made from: making it again\n"
+    assert "sha256" in again.manifest["sources"][0]
+    assert not load()[1]
+    assert toy.made == 2
+    assert names(cache) == {"toy", ".toy.lock"}
+
+
+def test_the_same_sources_elsewhere_at_another_time_or_gone_are_no_change(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, toy = tmp_path / "data" / "a.txt", Toy()
+    source.write_text("one")
+    prepare(toy.plan, quiet=True)
+    os.utime(source, ns=(0, 0))
+    assert not prepare(toy.plan, quiet=True)[1]
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(source, tmp_path / "elsewhere")
+    assert not prepare(toy.plan, data_root=str(tmp_path / "elsewhere"), quiet=True)[1]
+    source.unlink()
+    assert not prepare(toy.plan, quiet=True)[1]
+
+
+def test_a_source_of_the_same_length_and_time_is_not_read(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "a.txt").write_text("one")
+    toy = Toy()
+    prepare(toy.plan, quiet=True)
+    monkeypatch.setattr(module, "describe", lambda path: pytest.fail(f"{path} was read"))
+    assert not prepare(toy.plan, quiet=True)[1]
+
+
+def test_an_error_while_making_it_again_keeps_the_old_one(cache: Path, tmp_path: Path) -> None:
+    before = prepare(Toy().plan, quiet=True)[0].fingerprint
+    (tmp_path / "data" / "a.txt").write_text("new")
+    with pytest.raises(LabError, match=r"toy\.txt is damaged"):
+        prepare(Toy(TEXTS | {"valid": "damaged"}).plan, processes=1, quiet=True)
+    assert open_corpus(cache / "toy", verify=True).fingerprint == before
+    assert names(cache) == {"toy", ".toy.lock"}
+
+
+def test_a_source_that_cannot_be_read_is_not_called_a_full_disk(cache: Path, tmp_path: Path) -> None:
+    def gather(workshop: Workshop) -> None:
+        (workshop.data_root / "a.txt").read_bytes()
+
+    (tmp_path / "data" / "a.txt").mkdir()
+    with pytest.raises(LabError, match=r"data/a\.txt cannot be read \(IsADirectoryError"):
+        prepare(Plan("toy", {}, gather, lambda root: {}), quiet=True)
+
+
+def test_callers_at_once_make_it_once(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy = Toy()
     threads = [
         threading.Thread(target=prepare, args=(toy.plan,), kwargs={"processes": 1, "quiet": True}) for _ in range(4)
@@ -130,6 +207,7 @@ def test_callers_at_once_make_it_once(cache: Path) -> None:
     for thread in threads:
         thread.join()
     assert toy.made == 1
+    assert set(capsys.readouterr().err.splitlines()) <= {"toy is being prepared by another process: waiting for it"}
     open_corpus(cache / "toy", verify=True)
 
 

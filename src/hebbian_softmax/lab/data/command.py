@@ -16,6 +16,7 @@ from hebbian_softmax.lab.data.corpus import (
     open_corpus,
     prepared,
 )
+from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
 from hebbian_softmax.lab.data.known import DATED, KNOWN
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.errors import LabError
@@ -23,6 +24,7 @@ from hebbian_softmax.lab.progress import format_bytes
 from hebbian_softmax.lab.settings import integer
 
 HELP = "prepare text corpora, list them, look at one"
+CHUNK = 1 << 24  # ids looked at together: GigaWord's billions are mapped, not in memory
 SHARED = ("name", "data_root", "processes", "quiet", "execute", "corpus")
 
 
@@ -55,7 +57,8 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         parser = names.add_parser(
             corpus,
             help=known.help,
-            description=known.help[0].upper() + known.help[1:] + ". What is prepared already stays as it is.",
+            description=known.help[0].upper() + known.help[1:] + ". What is prepared already stays as it is unless "
+            "its sources in the data root have changed.",
             allow_abbrev=False,
         )
         known.add_options(parser)
@@ -137,7 +140,7 @@ def summary(corpus: Corpus) -> str:
     unk = corpus.words.index(UNK) if UNK in corpus.words else -1
     for split in SPLITS:
         ids = corpus.splits[split]
-        share = (ids == unk).sum().item() / len(ids)
+        share = sum((part == unk).sum().item() for part in ids.split(CHUNK)) / len(ids)
         lines.append(f"  {split:<6}{len(ids):>14,} tokens, {share:.2%} {UNK}")
     buckets, total = bucket_of(corpus.counts), int(corpus.counts.sum())
     lines.append(f"  vocabulary {len(corpus.words):,} words, by occurrences in training:")
@@ -145,6 +148,8 @@ def summary(corpus: Corpus) -> str:
         inside = corpus.counts[buckets == index]
         lines.append(f"    {bucket:<8}{len(inside):>10,} words, {inside.sum().item() / total:7.2%} of training tokens")
     lines.append("  most frequent: " + " ".join(corpus.words[:12]))
+    if missing := corpus.manifest["notes"].get(MISSING):
+        lines.append(f"  {name_missing(missing)}")
     return "\n".join(lines)
 
 

@@ -86,7 +86,7 @@ def write_corpus(
         raise ValueError("words must be distinct and have one count each")
     if any(not word or "\n" in word for word in words):
         raise ValueError("words must not be empty or hold a line break")
-    temporary = folder.with_name(f"{TEMPORARY}{os.getpid()}-{folder.name}")
+    temporary, old = (folder.with_name(f"{TEMPORARY}{kind}-{folder.name}") for kind in (os.getpid(), "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -107,9 +107,10 @@ def write_corpus(
             manifest["files"] = {path.name: describe(path) for path in sorted(temporary.iterdir())}
             _write(temporary / MANIFEST, [(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()])
             sync_folder(temporary)
-            if folder.exists():
-                shutil.rmtree(folder)
+            if folder.exists():  # out of the way first: deleting takes a while
+                folder.replace(old)
             temporary.replace(folder)
+            shutil.rmtree(old, ignore_errors=True)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -133,6 +134,8 @@ def open_corpus(folder: Path, verify: bool = False) -> Corpus:
         name, settings, files = str(manifest["name"]), dict(manifest["settings"]), dict(manifest["files"])
         spans = {split: (int(span["start"]), int(span["tokens"])) for split, span in manifest["splits"].items()}
         dtypes = {array: DTYPES[dtype] for array, dtype in manifest["arrays"].items()}
+        if any({"name", "bytes", "sha256"} - set(source) for source in manifest["sources"]):
+            raise ValueError("it does not describe its sources")
         if set(spans) != set(SPLITS) or {IDS, VOCABULARY} - set(files):
             raise ValueError("it lacks a split or a file")
     for file, description in files.items():
@@ -172,7 +175,8 @@ def load_corpus(name_or_folder: str, *, data_root: str = "", quiet: bool = False
     from hebbian_softmax.lab.data.prepare import prepare
 
     if name_or_folder in KNOWN:
-        return prepare(KNOWN[name_or_folder].usual(), data_root=data_root, quiet=quiet)[0]
+        # What is prepared is used as it is: no run should find another corpus than the one it began with.
+        return prepare(KNOWN[name_or_folder].usual(), data_root=data_root, quiet=quiet, renew=False)[0]
     for folder in (corpora_root() / name_or_folder, Path(name_or_folder)):
         if (folder / MANIFEST).exists():
             return open_corpus(folder)

@@ -70,6 +70,7 @@ def plan(options: Options) -> Plan:
         "dated" if options.file else "reuters",
         settings,
         partial(_gather, options),
+        partial(_at_hand, options),
         options.minimum,
         documents=True,
         usual=options == Options(),
@@ -77,23 +78,24 @@ def plan(options: Options) -> Plan:
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
-    path = Path(options.file) if options.file else _find_reuters(workshop.data_root)
+    sources = _at_hand(options, workshop.data_root)
+    if not sources:
+        raise LabError(
+            f"{workshop.data_root / REUTERS} is not there, with .xz, .gz or neither: make it from the Reuters-21578 "
+            "collection, one JSON object a line with date, title and text, or name the folder that has it with "
+            "--data-root or HEBBIAN_DATA"
+        )
     find_punkt(workshop.data_root, workshop.quiet)
-    workshop.source(path)
+    workshop.note(sources)
+    (path,) = sources.values()
     workshop.tokenise(_tokenise, ((options, str(path), *part) for part in _parts(path)), None)
     workshop.notes["articles"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
 
 
-def _find_reuters(root: Path) -> Path:
-    for suffix in ("", *OPENERS):
-        path = root / f"{REUTERS}{suffix}"
-        if path.exists():
-            return path
-    raise LabError(
-        f"{root / REUTERS} is not there, with .xz, .gz or neither: make it from the Reuters-21578 collection, one JSON "
-        "object a line with date, title and text, or name the folder that has it with --data-root or HEBBIAN_DATA"
-    )
+def _at_hand(options: Options, root: Path) -> dict[str, Path]:
+    paths = [Path(options.file)] if options.file else [root / f"{REUTERS}{suffix}" for suffix in ("", *OPENERS)]
+    return {path.name: path for path in [path for path in paths if path.exists()][:1]}
 
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -135,7 +137,7 @@ def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]
 def _article(line: bytes) -> tuple[date, list[str]]:
     """Its day, and the title and the text, which are no sentence together."""
     article = json.loads(line)
-    texts = [article.get("title", ""), article["text"]]
+    texts = [article.get("title") or "", article["text"]]
     # JSON can spell half a surrogate pair, which no file of words could hold.
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
     return date.fromisoformat(article["date"][:10]), texts

@@ -47,40 +47,57 @@ class Options:
 
 def plan(options: Options) -> Plan:
     """The corpus with these options."""
+    if options.seed and not options.eval_articles:
+        raise LabError("--seed chooses articles for --eval-articles: give that too, or leave it out")
     settings = {
         "eval_articles": options.eval_articles,
-        "seed": options.seed if options.eval_articles else 0,
+        "seed": options.seed,
         "size": SIZE,
     }
     usual = options.eval_articles == 0
-    return Plan("gigaword", settings, partial(_gather, options), size=SIZE, documents=True, usual=usual)
+    return Plan(
+        "gigaword",
+        settings,
+        partial(_gather, options),
+        partial(_at_hand, options),
+        size=SIZE,
+        documents=True,
+        usual=usual,
+    )
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
-    folder = Path(options.folder) if options.folder else workshop.data_root / "gigaword"
-    files = _files(folder)
+    sources = _at_hand(options, workshop.data_root)
+    if not sources:
+        raise LabError(
+            f"{_folder(options, workshop.data_root)} has no files of GigaWord v5 (as afp_eng_200001.gz): it is "
+            "licensed, LDC catalogue number LDC2011T07; name the folder with its files with --folder, or put them into "
+            "gigaword in the data root"
+        )
     find_punkt(workshop.data_root, workshop.quiet)
-    for path in files:
-        workshop.source(path, path.relative_to(folder).as_posix())
+    workshop.note(sources)
+    files = list(sources.values())
     chosen = _choose(options, files, workshop.processes) if options.eval_articles else None
     workshop.tokenise(_tokenise, ((path, chosen) for path in files), len(files))
     workshop.notes["articles"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
 
 
-def _files(folder: Path) -> list[Path]:
+def _folder(options: Options, root: Path) -> Path:
+    return Path(options.folder) if options.folder else root / "gigaword"
+
+
+def _at_hand(options: Options, root: Path) -> dict[str, Path]:
     """The files of 2000 to 2010, month by month: the corpus is read in the order of time."""
-    found = {}
+    folder = _folder(options, root)
+    found: dict[tuple[str, str, str], Path] = {}
     for path in sorted(folder.rglob("*_*")) if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match and FIRST.year <= int(match[2]) < END.year and path.is_file():
-            found[path] = (match[2], match[3], match[1].lower())
-    if not found:
-        raise LabError(
-            f"{folder} has no files of GigaWord v5 (as afp_eng_200001.gz): it is licensed, LDC catalogue number "
-            "LDC2011T07; name the folder with its files with --folder, or put them into gigaword in the data root"
-        )
-    return sorted(found, key=lambda path: found[path])
+            other = found.setdefault((match[2], match[3], match[1].lower()), path)
+            if other != path:
+                raise LabError(f"{other} and {path} are the same month twice: take one of them away")
+    return {found[month].relative_to(folder).as_posix(): found[month] for month in sorted(found)}
 
 
 def _split(day: date) -> str | None:

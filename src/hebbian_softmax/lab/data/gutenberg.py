@@ -1,7 +1,6 @@
 """Project Gutenberg, as in the paper: whole books, NLTK's sentences and words in lower case, words seen five times.
 
-The books are the paper's own (appendix, "Gutenberg"). Those of a split are looked for in `gutenberg` under the data
-root, as `SPLIT/ID.txt` or `ID.txt`, in folders or in archives there; what is missing is downloaded.
+The books are the paper's own (appendix, "Gutenberg"), of `gutenberg` under the data root or from a mirror.
 """
 
 from collections.abc import Iterator
@@ -9,26 +8,29 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.data import gutenberg_books
 from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.download import download
+from hebbian_softmax.lab.data.gutenberg_books import collect, files_at_hand
 from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop
-from hebbian_softmax.lab.data.texts import TARS, digest, read_texts
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.texts import digest, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.errors import LabError
 
-ADDRESS = "https://www.gutenberg.org/cache/epub/{0}/pg{0}.txt"
 MARKERS = (b"THIS PROJECT GUTENBERG EBOOK", b"THE PROJECT GUTENBERG EBOOK")  # the first is the paper's
 MINIMUM = 5  # occurrences in training of a word of the vocabulary
+MISSING = "books not there"  # the note of those that the mirror does not have
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may differ from the paper: books for training, and the original script's treatment of odd files."""
+    """What may differ from the paper: books for training, the original script's treatment of odd files, the mirror."""
 
     books: str = ""
     paper_exact: bool = False
+    mirror: str = ""
 
 
 def plan(options: Options) -> Plan:
@@ -38,17 +40,36 @@ def plan(options: Options) -> Plan:
         "paper_exact": options.paper_exact,
         "minimum": MINIMUM,
     }
-    usual = options == Options()
-    return Plan("gutenberg", settings, partial(_gather, options), MINIMUM, documents=True, usual=usual)
+    usual = not options.books and not options.paper_exact
+    return Plan(
+        "gutenberg",
+        settings,
+        partial(_gather, options),
+        partial(_at_hand, options),
+        MINIMUM,
+        documents=True,
+        usual=usual,
+    )
+
+
+def _splits(options: Options) -> dict[str, list[int]]:
+    """The paper's books that are used."""
+    return {split: list(BOOKS[split]) for split in SPLITS if split != "train" or not options.books}
+
+
+def _at_hand(options: Options, root: Path) -> dict[str, Path]:
+    return files_at_hand(root / "gutenberg", _splits(options))
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
     find_punkt(workshop.data_root, workshop.quiet)
-    splits = {split: list(BOOKS[split]) for split in SPLITS if split != "train" or not options.books}
-    found = _collect(splits, workshop)
-    training = Path(options.books) if options.books else None
-    if training is not None and training.is_file():
-        workshop.source(training)
+    splits, training = _splits(options), Path(options.books) if options.books else None
+    mirror = options.mirror or gutenberg_books.MIRROR
+    found, missing = collect(workshop.data_root / "gutenberg", splits, workshop.gathered.folder, mirror, workshop.quiet)
+    workshop.note(_at_hand(options, workshop.data_root))
+    if missing:
+        workshop.notes[MISSING] = missing
+        say(f"gutenberg: {name_missing(missing)}, at {mirror}: they are left out")
 
     def books() -> Iterator[tuple[str, str, bytes | Path, bool]]:
         if training is not None:
@@ -63,52 +84,21 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.notes["nltk"] = nltk_version()
 
 
-def _collect(splits: dict[str, list[int]], workshop: Workshop) -> dict[int, bytes | Path]:
-    """The books by number: files where there are files, bytes from archives."""
-    folder = workshop.data_root / "gutenberg"
-    found: dict[int, bytes | Path] = {}
-    wanted = {f"{number}.txt": number for numbers in splits.values() for number in numbers}
-    for split, numbers in splits.items():
-        for number in numbers:
-            for path in (folder / split / f"{number}.txt", folder / f"{number}.txt"):
-                if path.exists():
-                    found[number] = path
-    archives = [path for path in folder.glob("*") if path.name.endswith((*TARS, ".zip"))] if folder.is_dir() else []
-    for archive in sorted(archives, key=lambda path: (path.stat().st_size, path.name)):
-        if (before := len(found)) < len(wanted):
-            for name, content in read_texts(archive, lambda name: _book(name) in wanted):
-                found.setdefault(wanted[_book(name)], content)
-            if len(found) > before:
-                workshop.source(archive)
-    _download({number for number in wanted.values() if number not in found}, folder, found, workshop)
-    for place in found.values():
-        if isinstance(place, Path):
-            workshop.source(place)
-    return found
+def name_missing(missing: dict[str, list[int]]) -> str:
+    """The books that a mirror does not have, for people.
 
-
-def _book(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _download(numbers: set[int], folder: Path, found: dict[int, bytes | Path], workshop: Workshop) -> None:
-    gone = []
-    for number in sorted(numbers):
-        path = folder / f"{number}.txt"
-        try:
-            download(ADDRESS.format(number), path, quiet=True)
-            found[number] = path
-        except LabError as error:
-            if "(HTTP 404" not in str(error):
-                raise LabError(f"{len(numbers):,} of the paper's books are not in {folder}: {error}") from error
-            gone.append(number)
-    workshop.notes["books no longer offered"] = gone
+    >>> name_missing({"train": [10, 11], "test": [126]})
+    'books that are not there: 10 11 (train), 126 (test)'
+    """
+    parts = (f"{' '.join(map(str, numbers))} ({split})" for split, numbers in missing.items())
+    return f"books that are not there: {', '.join(parts)}"
 
 
 def _tokenise(book: tuple[str, str, bytes | Path, bool]) -> list[tuple[str, Encoded]]:
     split, name, content, paper_exact = book
     if isinstance(content, Path):
-        content = content.read_bytes()
+        with readable(content):
+            content = content.read_bytes()
     text = extract_as_in_paper(content) if paper_exact else extract(content, name)
     encoded = Encoded()
     encoded.add(tokeniser().tokens(text))

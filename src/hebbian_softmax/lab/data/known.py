@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hebbian_softmax.lab.data import dated, gigaword, gutenberg, stdlib, wikitext
+from hebbian_softmax.lab.data import dated, gigaword, gutenberg, gutenberg_books, stdlib, wikitext
 from hebbian_softmax.lab.data.prepare import Plan
 from hebbian_softmax.lab.settings import integer
 
@@ -41,6 +41,19 @@ def _gutenberg_options(parser: argparse.ArgumentParser) -> None:
         help="treat files as the paper's script does: only the marker START OF THIS counts, without it the first 36 "
         "bytes and the last are lost, and bytes that are not UTF-8 are dropped",
     )
+    parser.add_argument(
+        "--mirror",
+        metavar="ADDRESS",
+        type=_mirror,
+        help="where books that are not in the data root come from, {id} for a book's number (default: "
+        f"{gutenberg_books.MIRROR})",
+    )
+
+
+def _mirror(text: str) -> str:
+    if "{id}" not in text or not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"must be an http or https address with {{id}} in it, not {text!r}")
+    return text
 
 
 def _dated_options(parser: argparse.ArgumentParser, file: bool) -> None:

@@ -3,12 +3,14 @@
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hebbian_softmax.lab.console import say
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
 from hebbian_softmax.lab.data.root import data_root as find_data_root
 from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
@@ -33,10 +35,12 @@ class Workshop:
     sources: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def source(self, path: Path, name: str | None = None) -> None:
-        """Note a file that the corpus is made from, with its checksum."""
-        with readable(path):
-            self.sources.append({"name": name or path.name, **describe(path)})
+    def note(self, sources: Mapping[str, Path]) -> None:
+        """Note the files that the corpus is made from, by name, with their checksums and times."""
+        for name, path in sources.items():
+            with readable(path):
+                modified = path.stat().st_mtime_ns
+                self.sources.append({"name": name, **describe(path), "modified": modified})
 
     def tokenise(
         self, function: Callable[[Input], Sequence[tuple[str, Encoded]]], inputs: Iterable[Input], total: int | None
@@ -56,6 +60,9 @@ class Plan:
     corpus: str
     settings: Mapping[str, Any]  # all that decides the ids, apart from the bytes of the sources in the data root
     gather: Callable[[Workshop], None]
+    at_hand: Callable[
+        [Path], Mapping[str, Path]
+    ]  # the sources there are in a data root, by name, as `gather` notes them
     minimum: int = 1  # occurrences in training of a word that is kept
     size: int | None = None  # of the vocabulary
     documents: bool = False  # whether document boundaries and dates are kept
@@ -70,28 +77,38 @@ class Plan:
 
 
 def prepare(
-    plan: Plan, *, name: str = "", data_root: str = "", processes: int | None = None, quiet: bool = False
+    plan: Plan,
+    *,
+    name: str = "",
+    data_root: str = "",
+    processes: int | None = None,
+    quiet: bool = False,
+    renew: bool = True,
 ) -> tuple[Corpus, bool]:
     """The corpus of a plan, and whether it was made now; one that is there already is opened.
 
-    It goes to the folder `name` (default: the plan's) under `corpora` in the cache folder.
+    It goes to the folder `name` (default: the plan's) under `corpora` in the cache folder. With `renew` one whose
+    sources have changed since is made again. Sources that are gone are no change: a corpus does not need them.
     """
     require("numpy")
-    folder = corpora_root() / (name or plan.name)
-    if (found := _there(folder, plan)) is not None:
+    folder, root = corpora_root() / (name or plan.name), find_data_root(data_root)
+    found, changed = _there(folder, plan, root, renew)
+    if found is not None and changed is None:
         return found, False
-    scratch = folder.with_name(f"{TEMPORARY}{folder.name}.parts")
+    scratch = folder.with_name(f"{TEMPORARY}parts-{folder.name}")
     try:
         with _alone(folder):
-            if (found := _there(folder, plan)) is not None:  # another process has just made it
+            found, changed = _there(folder, plan, root, renew)
+            if found is not None and changed is None:  # another process has just made it
                 return found, False
-            for left in folder.parent.glob(f"{TEMPORARY}*{folder.name}*"):
-                if left.name.removeprefix(TEMPORARY).lstrip("0123456789-") in (folder.name, f"{folder.name}.parts"):
+            if changed is not None:
+                say(f"{changed} is not what {folder.name} was made from: making it again")
+            for left in folder.parent.glob(f"{TEMPORARY}*"):
+                if re.fullmatch(rf"(\d+|old|parts)-{re.escape(folder.name)}", left.name.removeprefix(TEMPORARY)):
                     shutil.rmtree(left)  # of a process that died, since nobody else writes this corpus now
             scratch.mkdir()
             gathered = Gathered(scratch)
             try:
-                root = find_data_root(data_root)
                 return _make(folder, plan, Workshop(plan.corpus, root, gathered, processes or cores(), quiet)), True
             finally:
                 gathered.close()
@@ -101,8 +118,13 @@ def prepare(
 
 
 def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
-    plan.gather(workshop)
     gathered = workshop.gathered
+    try:
+        plan.gather(workshop)
+    except OSError as error:
+        if error.filename is None or Path(error.filename).is_relative_to(gathered.folder):
+            raise  # in writing
+        raise LabError(f"{error.filename} cannot be read ({reason(error)}): make it readable") from error
     vocabulary = gathered.choose(plan.minimum, plan.size)
     plan.check(gathered, len(vocabulary.words))
     arrays = gathered.arrays() if plan.documents else {}
@@ -121,9 +143,10 @@ def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
     )
 
 
-def _there(folder: Path, plan: Plan) -> Corpus | None:
+def _there(folder: Path, plan: Plan, root: Path, renew: bool) -> tuple[Corpus | None, Path | None]:
+    """The corpus if it is there, and with `renew` a source that is not what it was made from."""
     if not (folder / MANIFEST).exists():
-        return None
+        return None, None
     found = open_corpus(folder)
     expected = {"corpus": plan.corpus, **plan.settings}
     if found.settings != json.loads(json.dumps(expected)):
@@ -131,7 +154,20 @@ def _there(folder: Path, plan: Plan) -> Corpus | None:
         raise LabError(
             f"{folder} was prepared with other settings ({', '.join(keys)}): choose another --name or delete it"
         )
-    return found
+    return found, _changed(found, plan.at_hand(root)) if renew else None
+
+
+def _changed(corpus: Corpus, sources: Mapping[str, Path]) -> Path | None:
+    """The first source that is new or has other bytes; one of the same length and time is not read."""
+    before = {source["name"]: source for source in corpus.manifest["sources"]}
+    for name, path in sources.items():
+        with readable(path):
+            old, now = before.get(name), path.stat()
+            if old is None or old["bytes"] != now.st_size:
+                return path
+            if old.get("modified") != now.st_mtime_ns and old["sha256"] != describe(path)["sha256"]:
+                return path
+    return None
 
 
 @contextlib.contextmanager
@@ -140,6 +176,11 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
     lock.touch()
+    with locked(lock, wait=False) as free:
+        if free:
+            yield
+            return
+    say(f"{folder.name} is being prepared by another process: waiting for it")
     with locked(lock, wait=True):
         yield
 

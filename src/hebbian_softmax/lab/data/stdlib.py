@@ -32,21 +32,30 @@ _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+|_+|\S")
 
 def plan() -> Plan:
     """The library of the Python that runs."""
-    python = platform.python_version()
-    settings = {"python": python, "minimum": MINIMUM}
+    python, folder = platform.python_version(), Path(sysconfig.get_path("stdlib"))
     return Plan(
-        f"stdlib-{python}", settings, partial(_gather, Path(sysconfig.get_path("stdlib"))), MINIMUM, documents=True
+        f"stdlib-{python}",
+        {"python": python, "minimum": MINIMUM},
+        partial(_gather, folder),
+        lambda root: _modules(folder),  # which is in no data root
+        MINIMUM,
+        documents=True,
     )
 
 
 def _gather(folder: Path, workshop: Workshop) -> None:
-    modules = [path for path in sorted(folder.rglob("*.py")) if _taken(path.relative_to(folder).parts)]
+    modules = _modules(folder)
     if not modules:
         raise LabError(f"{folder} has no modules: this Python comes without its library's source, take another")
-    for path in modules:
-        workshop.source(path, path.relative_to(folder).as_posix())
-    workshop.tokenise(_tokenise, ((folder, path) for path in modules), len(modules))
+    workshop.note(modules)
+    workshop.tokenise(_tokenise, modules.items(), len(modules))
     workshop.notes["modules"] = workshop.gathered.documents()
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """The files by their names in the library."""
+    every = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
+    return {name.as_posix(): path for name, path in every if _taken(name.parts)}
 
 
 def _taken(parts: tuple[str, ...]) -> bool:
@@ -59,8 +68,8 @@ def split_of(module: str) -> str:
     return {0: "valid", 1: "test"}.get(place, "train")
 
 
-def _tokenise(module: tuple[Path, Path]) -> list[tuple[str, Encoded]]:
-    folder, path = module
+def _tokenise(module: tuple[str, Path]) -> list[tuple[str, Encoded]]:
+    name, path = module
     with readable(path):
         content = path.read_bytes()
     encoded = Encoded()
@@ -68,7 +77,7 @@ def _tokenise(module: tuple[Path, Path]) -> list[tuple[str, Encoded]]:
         encoded.add(code_tokens(content))
     except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
         raise LabError(f"{path} is no Python of this version ({error}): repair this Python's library") from error
-    return [(split_of(path.relative_to(folder).as_posix()), encoded)]
+    return [(split_of(name), encoded)]
 
 
 def code_tokens(content: bytes) -> Iterator[str]:

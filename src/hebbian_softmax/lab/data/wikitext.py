@@ -43,19 +43,27 @@ OFFICIAL = {
 def plan(name: str) -> Plan:
     """WikiText under its official name."""
     official = OFFICIAL[name]
-    return Plan(name, {}, partial(_gather, official), check=partial(_check, official))
+    return Plan(name, {}, partial(_gather, official), partial(_at_hand, official), check=partial(_check, official))
 
 
 def _gather(official: Official, workshop: Workshop) -> None:
     places = _find(official, workshop.data_root, workshop.quiet)
-    for path in dict.fromkeys(places.values()):
-        workshop.source(path)
+    workshop.note(_by_name(places))
     parts = ((split, str(path), part) for split, path in places.items() for part in _parts(official, split, path))
     workshop.tokenise(_tokenise, parts, None)
 
 
-def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
-    """The file that holds each split: a text, or the archive for all of them."""
+def _at_hand(official: Official, root: Path) -> dict[str, Path]:
+    places = _look(official, root)
+    return _by_name(places) if len(places) == len(SPLITS) else {}
+
+
+def _by_name(places: dict[str, Path]) -> dict[str, Path]:
+    return {path.name: path for path in places.values()}
+
+
+def _look(official: Official, root: Path) -> dict[str, Path]:
+    """The file that holds each split, if there is one: a text, or the archive for all of them."""
     folder, archive = root / official.name, f"{official.name}-v1.zip"
     for path in (root / archive, folder / archive):
         if path.exists():
@@ -65,8 +73,14 @@ def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
         for path in (folder / f"wiki.{split}.tokens.xz", folder / f"wiki.{split}.tokens"):
             if path.exists():
                 texts[split] = path
-    if len(texts) == len(SPLITS):
+    return texts
+
+
+def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
+    """The file that holds each split; the archive is downloaded where one is missing."""
+    if len(texts := _look(official, root)) == len(SPLITS):
         return texts
+    folder, archive = root / official.name, f"{official.name}-v1.zip"
     try:
         download(ADDRESS + archive, folder / archive, quiet=quiet)
     except LabError as error:
