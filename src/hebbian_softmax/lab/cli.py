@@ -21,6 +21,7 @@ EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` ad
 VERBS = {
     "train": "train a language model on a corpus",
     "compare": "train the same network with a plain and with a Hebbian softmax",
+    "sweep": "tune a language model on a corpus: the paper's grids, selected on the validation text",
     "reproduce": "re-run an experiment of the paper: tuning, seeds, tables and figures",
 }
 
