@@ -5,22 +5,23 @@ from pathlib import Path
 
 from hebbian_softmax.lab.files import write_atomic
 from hebbian_softmax.lab.fleet import choose_device
+from hebbian_softmax.lab.language.memory_command import FILE, evaluate_memories
+from hebbian_softmax.lab.language.memory_options import add_memory_options, check_options, grids_of, memories_of
 from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.settings import FINAL
 from hebbian_softmax.lab.language.trained import load_trained
+from hebbian_softmax.lab.report.figures import require_extras
 from hebbian_softmax.lab.report.tables import as_text
 from hebbian_softmax.lab.runs import open_run, to_json
 from hebbian_softmax.lab.settings import choice, integer
-
-FILE = "evaluation.json"
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     help = "measure the language models of a run: perplexity in all and by frequency"
     description = (
         "Reads the last checkpoint of a run of hebbian train or hebbian compare on a corpus, and measures every word "
-        "of the validation or test text after all words before it. Writes the loss of each word, and evaluation.json, "
-        "to the run folder."
+        "of the validation or test text after all words before it; alone, or with the memories of evaluation time. "
+        "Writes the loss of each word, and evaluation.json, to the run folder."
     )
     command = commands.add_parser("evaluate", help=help, description=description, allow_abbrev=False)
     command.add_argument("run", metavar="RUN", type=Path, help="a run folder, finished or not")
@@ -43,14 +44,22 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     command.add_argument("--quiet", action="store_true", help="no progress")
     command.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    add_memory_options(command)
     command.set_defaults(execute=evaluate)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
+    check_options(arguments)
+    with_memories = memories_of(arguments) is not None or arguments.sweep
+    if with_memories:
+        grids_of(arguments)  # what is wrong with them is told before anything is loaded
+        require_extras()
     run = open_run(arguments.run)
     splits = FINAL.get(arguments.split, (arguments.split,))
     with run.held():
         trained = load_trained(run, device=choose_device(arguments.device), quiet=arguments.quiet)
+        if with_memories:
+            return evaluate_memories(trained, arguments, splits)
         scores = measure_all(
             trained.models, trained.corpus, splits, run, streams=arguments.streams, quiet=arguments.quiet
         )
