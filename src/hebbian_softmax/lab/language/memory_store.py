@@ -51,7 +51,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             if str(content["key"]) != key:
                 return None
             return {name: torch.from_numpy(content[name]) for name in content.files if name != "key"}
