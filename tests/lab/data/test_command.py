@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.data import wikitext
+from hebbian_softmax.lab.data import command, wikitext
 from hebbian_softmax.lab.data.wikitext import Official
 
 TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
@@ -17,15 +17,16 @@ TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (20_005, 3, 2), 5))
+    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (20_005, 3, 32), 5))
     (tmp_path / "data").mkdir()
     with zipfile.ZipFile(tmp_path / "data" / "wikitext-2-v1.zip", "w") as archive:
-        for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " <unk> \n"}.items():
+        for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " the" * 30 + " <unk> \n"}.items():
             archive.writestr(f"wikitext-2/wiki.{split}.tokens", text)
     return tmp_path
 
 
-def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_list_show(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "CHUNK", 20)
     assert main(["data", "list"]) == 0
     assert "none yet" in capsys.readouterr().out
 
@@ -35,7 +36,7 @@ def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", "prepare", "wikitext-2", "--processes", "1"]) == 0
     shown = capsys.readouterr()
     assert "20,005 tokens, 0.00% <unk>" in shown.out
-    assert "2 tokens, 50.00% <unk>" in shown.out
+    assert "32 tokens, 3.12% <unk>" in shown.out
     assert "vocabulary 5 words" in shown.out
     assert ">10K             1 words,  99.98% of training tokens" in shown.out
     assert "wikitext-2: 3 parts" in shown.err
@@ -46,7 +47,7 @@ def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "was prepared before; delete" in again.err
 
     assert main(["data", "list"]) == 0
-    assert "20,005 / 3 / 2 tokens, 5 words" in capsys.readouterr().out
+    assert "20,005 / 3 / 32 tokens, 5 words" in capsys.readouterr().out
     assert main(["data", "show", "wikitext-2", "--verify"]) == 0
     assert capsys.readouterr().out.startswith(shown.out)
 

@@ -90,7 +90,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None
             open_corpus(tmp_path / "toy")
 
 
-@pytest.mark.parametrize("change", [{"vocabulary": 3}, {"splits": {}}, {"files": {}}, {"arrays": {"x": "int8"}}])
+@pytest.mark.parametrize(
+    "change",
+    [{"vocabulary": 3}, {"splits": {}}, {"files": {}}, {"arrays": {"x": "int8"}}, {"sources": [{"name": "a.txt"}]}],
+)
 def test_a_manifest_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     write(tmp_path / "toy")
     path = tmp_path / "toy" / "manifest.json"

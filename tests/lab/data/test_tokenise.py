@@ -67,7 +67,7 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=700)
 @given(texts)
 def test_any_text(text: str) -> None:
     assert tokeniser().tokens(text) == literal(text)
@@ -104,11 +104,11 @@ def test_a_tokeniser_that_forgets_gives_the_same(monkeypatch: pytest.MonkeyPatch
 def test_real_books() -> None:
     fresh, seen = Tokeniser(), 0
     for name, content in read_texts(REAL / "gutenberg" / "paper-valid-test.tar.xz"):
-        text = content.decode("latin-1")[40_000:70_000]
+        text = content.decode("latin-1")[40_000:55_000]
         tokens = fresh.tokens(text)
         assert tokens == literal(text), name
         seen += len(tokens)
-    assert seen > 100_000
+    assert seen > 60_000
 
 
 @pytest.mark.skipif(not (REAL / "news").is_dir(), reason="no ../shared/data/news")

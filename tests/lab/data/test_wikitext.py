@@ -68,8 +68,15 @@ def test_texts_in_a_folder(root: Path, packed: bool) -> None:
 def test_by_name_it_is_prepared_when_it_is_wanted(root: Path) -> None:
     write_zip(root / "wikitext-2-v1.zip", as_bytes())
     assert_right(load_corpus("wikitext-2", quiet=True))
-    (root / "wikitext-2-v1.zip").unlink()
+    write_zip(root / "wikitext-2-v1.zip", as_bytes(test=b" the \n"))
+    assert_right(load_corpus("wikitext-2", quiet=True))  # used as it is
+    with pytest.raises(LabError, match="not wikitext-2"):
+        read()  # made again, and what it was made from refused
     assert_right(load_corpus("wikitext-2", quiet=True))
+    (root / "wikitext-2-v1.zip").unlink()
+    (root / "wikitext-2" / "wiki.test.tokens").write_bytes(b"of no use alone")
+    assert_right(load_corpus("wikitext-2", quiet=True))
+    assert_right(read())
 
 
 def test_no_training_set_says_so_and_where_to_get_it(root: Path) -> None:
