@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 
 from hebbian_softmax import __version__
@@ -106,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     from hebbian_softmax.lab.data.command import add_data
     from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
     from hebbian_softmax.lab.recipes import RECIPES
+    from hebbian_softmax.lab.report.command import add_command as add_report
 
     parser = argparse.ArgumentParser(
         prog="hebbian",
@@ -131,50 +131,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_report(commands)
     add_data(commands)
     return parser
-
-
-def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    help = "show the tables of runs and write them to one HTML page"
-    command = commands.add_parser("report", help=help, description=sentence(help), allow_abbrev=False)
-    command.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, finished or not")
-    command.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="the page (default: page.html in the run folder, or report.html here for several runs; "
-        "none with --markdown or --json)",
-    )
-    form = command.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    form.add_argument("--json", action="store_true", help="print each run as one line of JSON: config, numbers, log")
-    command.set_defaults(execute=report)
-
-
-def report(arguments: argparse.Namespace) -> int:
-    """`hebbian report RUN...`"""
-    from hebbian_softmax.lab.report.page import refresh_page, write_page
-    from hebbian_softmax.lab.report.result import load_result
-    from hebbian_softmax.lab.report.tables import as_markdown, as_text
-    from hebbian_softmax.lab.runs import open_run, to_json
-
-    runs = [open_run(path) for path in arguments.runs]
-    results = [load_result(run) for run in runs]
-    if arguments.output is None and len(runs) == 1 and not (arguments.json or arguments.markdown):
-        if refresh_page(runs[0]):
-            say(f"Page: {runs[0].path / 'page.html'}")
-    elif arguments.output is not None or not (arguments.json or arguments.markdown):
-        output = Path("report.html") if arguments.output is None else arguments.output
-        write_page(runs, output)
-        say(f"Page: {output}")
-    for run, result in zip(runs, results, strict=True):
-        if arguments.json:
-            metrics = result.metrics if result else None
-            print(to_json({"run": run.path.name, **run.config, "metrics": metrics, "log": run.records()}))
-            continue
-        print(f"{run.path}: {result.summary if result else 'not finished'}", end="\n\n")
-        for table in result.tables if result else ():
-            print((as_markdown if arguments.markdown else as_text)(table), end="\n\n")
-    return 0
 
 
 def sentence(text: str) -> str:

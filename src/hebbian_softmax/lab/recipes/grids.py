@@ -18,19 +18,20 @@ Candidate = dict[str, Any]
 
 LSTM = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
 RULE = ("limit", "gamma")
+USUAL = "usual"
 # What belongs to a single training: a sweep decides it for each of its trials.
 OF_A_TRIAL = ("preset", "head", "final", "max_seconds", "seed", "tensorboard")
 
 
 def several(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """Parses values with commas between them; the empty text stands for the usual ones.
+    """Parses values with commas between them, or the word that stands for the recipe's own.
 
-    >>> several(float)("0.1,0.10,2")
-    '0.1,2.0'
+    >>> several(float)("0.1,0.10,2"), several(float)("usual")
+    ('0.1,2.0', 'usual')
     """
 
     def parse_all(text: str) -> str:
-        return ",".join(dict.fromkeys(str(parse(part.strip())) for part in text.split(","))) if text else ""
+        return text if text == USUAL else ",".join(dict.fromkeys(str(parse(part.strip())) for part in text.split(",")))
 
     return parse_all
 
@@ -53,7 +54,7 @@ def grid_settings(
             continue
         if field.name in LSTM + RULE:
             help = f"{field.metadata['help']}: one, or several with commas between them"
-            fields.append((field.name, str, setting("", help, several(field.metadata["parse"]))))
+            fields.append((field.name, str, setting(USUAL, help, several(field.metadata["parse"]))))
         else:
             fields.append((field.name, field.type, setting(field.default, **field.metadata)))
     return dataclasses.make_dataclass(name, fields, bases=(own,), frozen=True)
@@ -110,7 +111,9 @@ def candidates(
     """All combinations of the values given on the command line, or the usual ones, of the settings named."""
     parsers = {field.name: field.metadata["parse"] for field in dataclasses.fields(trained)}
     values = [
-        [parsers[name](part) for part in given.split(",")] if (given := getattr(settings, name)) else usual[name]
+        usual[name]
+        if (given := getattr(settings, name)) == USUAL
+        else [parsers[name](part) for part in given.split(",")]
         for name in names
     ]
     return [dict(zip(names, combination, strict=True)) for combination in product(*values)]

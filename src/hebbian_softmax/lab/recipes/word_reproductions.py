@@ -79,9 +79,9 @@ class Reproduction:
             ),
             help=self.help,
             description=(
-                f"Re-runs {self.help}. Tunes a plain softmax, the paper's literal rule and the corrected rule equally "
-                f"often on the validation text, then reports seeds of their own. At size paper it trains for "
-                f"{self.epochs:g} epochs, as the paper. See docs/language-models.md."
+                f"The paper's experiment: {self.help}. Tunes a plain softmax, the literal rule and the corrected "
+                "rule equally often on the validation text, then reports seeds of their own. At size paper it trains "
+                f"for {self.epochs:g} epochs. See docs/language-models.md."
             ),
             settings=grid_settings(
                 "ReproduceSettings", ReproduceSettings, TrainSettings, SETTLED + self.left_out, corpus=self.corpus

@@ -27,9 +27,8 @@ def totals_table(outcomes: Sequence[Outcome]) -> Table:
 
 def wikitext_table(outcomes: Sequence[Outcome]) -> Table:
     """The paper's table 1 with ours beside it; what a model was measured with besides comes below its row."""
-    rows: list[list[Cell]] = [
-        [name, None, None, *_printed(paper)] for name, paper in WIKITEXT_TABLE.items() if not _ours(name)
-    ]
+    others = {name: paper for name, paper in WIKITEXT_TABLE.items() if name != "LSTM" and "+" not in name}
+    rows: list[list[Cell]] = [[name, None, None, *_printed(paper)] for name, paper in others.items()]
     for title, group in by_title(outcomes, "final").items():
         head, remark = ("LSTM", "") if title == PLAIN else ("LSTM + Hebbian", f" ({title})")
         ours: list[Cell] = [spread_cell(perplexities(group, split)) for split in ("valid", "test")]
@@ -46,11 +45,6 @@ def wikitext_table(outcomes: Sequence[Outcome]) -> Table:
 
 def _printed(paper: tuple[float | None, float | None]) -> list[Cell]:
     return [None if value is None else f"{value:.1f}" for value in paper]
-
-
-def _ours(name: str) -> bool:
-    """Whether a row of the paper's table is of its own models."""
-    return name == "LSTM" or name.startswith("LSTM + ")
 
 
 def frequency_table(outcomes: Sequence[Outcome]) -> Table:

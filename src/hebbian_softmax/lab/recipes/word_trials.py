@@ -42,8 +42,9 @@ SPLITS = {"tuning": (), "final": ("valid", "test")}
 
 WordSets = Mapping[str, Tensor]
 """By name, for each word of the vocabulary whether it belongs to the set (bool)."""
-Measure = Callable[[WordLSTM, Corpus], Mapping[str, Mapping[str, float]]]
-"""Measures a trained model together with something else: by name and split, the perplexity."""
+Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, float]]]
+"""Measures a trained model together with something else: by name and split, the perplexity. It is given the trial's
+folder, to keep things in, and whether to be quiet."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,9 @@ class Bench:
         corpus, model = task.corpus, task.learners[""].model
         splits = () if outcome.diverged else SPLITS[trial.part]
         scores = measure_all({"": model}, corpus, splits, run, quiet=self.quiet)
-        more = {name: found for measure in self.more if splits for name, found in measure(model, corpus).items()}
+        more: dict[str, Mapping[str, float]] = {}
+        for measure in self.more if splits else ():
+            more |= measure(model, corpus, run.path, self.quiet)
         kept = {split: of_sets(run.path / words_file("", split), sets) for split in splits if sets}
         outcome = replace(outcome, scores=as_plain(scores)["model"], sets=kept, more=more)
         summary = f"{trial.title}: {outcome.steps:,} steps of a recipe's trial {trial.name}."
@@ -219,10 +222,7 @@ class Bench:
                 corpus = load(self.name, settings, self.quiet)
             except LabError as error:
                 raise LabError(f"{error}{self.hint}") from error
-            self._opened = (
-                corpus,
-                self.sets(corpus),
-            )  # now, so that a corpus that lacks them is found before hours of work
+            self._opened = corpus, self.sets(corpus)  # now: what a corpus lacks is told before hours of work
         return self._opened
 
     def _open(self, trial: Trial) -> Run:

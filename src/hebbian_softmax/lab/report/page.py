@@ -30,9 +30,11 @@ code { background: #f3f3f3; padding: .1rem .3rem; }
 """
 
 
-def write_page(runs: Sequence[Run], path: Path) -> None:
+def write_page(
+    runs: Sequence[Run], path: Path, tables: Sequence[Table] = (), images: Sequence[tuple[str, bytes]] = ()
+) -> None:
     """Write the page of `runs` to `path`."""
-    write_atomic(path, render_page(runs).encode())
+    write_atomic(path, render_page(runs, tables, images).encode())
 
 
 def refresh_page(run: Run) -> bool:
@@ -45,8 +47,11 @@ def refresh_page(run: Run) -> bool:
     return True
 
 
-def render_page(runs: Sequence[Run]) -> str:
-    """The page as text. Everything that comes from a run is escaped."""
+def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Sequence[tuple[str, bytes]] = ()) -> str:
+    """The page as text. Everything that comes from a run is escaped.
+
+    `tables` and `images`, captions with PNGs, are about all of the runs; they come before them.
+    """
     results = [load_result(run) for run in runs]
     titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
     title = titles[0] if len(runs) == 1 else f"{len(runs)} runs"
@@ -60,6 +65,8 @@ def render_page(runs: Sequence[Run]) -> str:
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
             *overview,
+            *(_image(image, caption) for caption, image in images),
+            *(_table(table) for table in tables),
             *sections,
             "</body></html>\n",
         ]
@@ -120,7 +127,11 @@ def _table(table: Table) -> str:
 def _figure(path: Path, caption: str) -> str:
     if not path.is_file():
         return f"<p>The figure {escape(path.name)} is missing.</p>"
-    data = base64.b64encode(path.read_bytes()).decode()
+    return _image(path.read_bytes(), caption)
+
+
+def _image(image: bytes, caption: str) -> str:
+    data = base64.b64encode(image).decode()
     return (
         f'<figure><img src="data:image/png;base64,{data}" alt="{escape(caption)}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"

@@ -1,0 +1,91 @@
+"""`hebbian report RUN…`: the tables of runs on the terminal, and all of them on one HTML page."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.report.page import write_page
+from hebbian_softmax.lab.report.result import Result, load_result
+from hebbian_softmax.lab.report.tables import as_markdown, as_text
+from hebbian_softmax.lab.report.words import Beside, compare_words
+from hebbian_softmax.lab.runs import Run, open_run, to_json
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    help = "show the tables of runs and write them to one HTML page"
+    description = (
+        "Shows the tables of runs and writes them to one HTML page. Language models are set beside each other: "
+        "learning curves, perplexity by frequency, and the words that gained and lost most from one to the other."
+    )
+    command = commands.add_parser("report", help=help, description=description, allow_abbrev=False)
+    command.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, finished or not")
+    command.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the page (default: page.html in the run folder, or report.html here for several runs; "
+        "none with --markdown or --json)",
+    )
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    form.add_argument("--json", action="store_true", help="print each run as one line of JSON: config, numbers, log")
+    command.set_defaults(execute=report)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    runs = [open_run(path) for path in arguments.runs]
+    results = [load_result(run) for run in runs]
+    beside = compare_words(runs)
+    for note in beside.notes:
+        say(f"note: {note}")
+    if arguments.output is not None or not (arguments.json or arguments.markdown):
+        write_files(runs, results, beside, arguments.output)
+    if arguments.json:
+        for run, result in zip(runs, results, strict=True):
+            metrics = result.metrics if result else None
+            print(to_json({"run": run.path.name, **run.config, "metrics": metrics, "log": run.records()}))
+        return 0
+    show = as_markdown if arguments.markdown else as_text
+    for run, result in zip(runs, results, strict=True):
+        print(f"{run.path}: {result.summary if result else 'not finished'}", end="\n\n")
+        for table in result.tables if result else ():
+            print(show(table), end="\n\n")
+    for table in beside.tables:
+        print(show(table), end="\n\n")
+    return 0
+
+
+def write_files(runs: Sequence[Run], results: Sequence[Result | None], beside: Beside, output: Path | None) -> None:
+    """The page, and the figures beside it. In a run folder all is saved already, so failing there is worth a note."""
+    alone = output is None and len(runs) == 1
+    page = runs[0].path / "page.html" if alone else output or Path("report.html")
+    try:
+        for run, result in zip(runs, results, strict=True):
+            draw_missing(run, result)
+        for name, (_, image) in beside.images.items():
+            write_atomic(page.with_name(name if alone else f"{page.stem}-{name}"), image)
+        write_page(runs, page, beside.tables, list(beside.images.values()))
+    except LabError as error:
+        if not alone:
+            raise
+        say(f"note: no new page: {error}")
+        return
+    say(f"Page: {page}")
+
+
+def draw_missing(run: Run, result: Result | None) -> None:
+    """Figures that did not travel with result.json are drawn again from its numbers, where it has them all."""
+    from hebbian_softmax.lab.recipes import RECIPES
+    from hebbian_softmax.lab.recipes.word_recipe import WordRecipe
+
+    recipe = next((each for each in RECIPES if each.command == run.command), None)
+    if result is None or not isinstance(recipe, WordRecipe):
+        return
+    if missing := [figure.file for figure in result.figures if not (run.path / figure.file).exists()]:
+        images = recipe.images_of(run, result)
+        for name in missing:
+            if name in images:
+                write_atomic(run.path / name, images[name])
