@@ -1,14 +1,46 @@
-"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2."""
+"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2.
 
-from collections.abc import Sequence
+The first also measures the final models with the memories of evaluation time, whose settings are chosen on the
+validation text for each model (appendix A.1).
+"""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.memory_rows import memory_rows
+from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.recipes.word_recipe import Presented, present_all
-from hebbian_softmax.lab.recipes.word_reproductions import Reproduction
+from hebbian_softmax.lab.recipes.word_reproductions import ReproduceSettings, Reproduction
 from hebbian_softmax.lab.recipes.word_tables import frequency_table, totals_table, wikitext_table
 from hebbian_softmax.lab.recipes.word_trials import Measure, Outcome
+from hebbian_softmax.lab.settings import choice, setting
 
-WITH_MEMORIES: Sequence[Measure] = ()
-"""Each measures a final model with memories beside it, and names its rows as the paper does: Cache, Cache + MbPA."""
+MEMORIES = ("none", "cache", "all")
+
+
+@dataclass(frozen=True)
+class TableSettings(ReproduceSettings):
+    memories: str = setting("all", "rows with memories: none, cache, or all: cache and MbPA", choice(*MEMORIES))
+
+
+def with_memories(
+    mbpa: bool, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
+) -> Mapping[str, Mapping[str, float]]:
+    """The rows below a model's own, named as the paper names them."""
+    _, *rows = memory_rows(model, corpus, mbpa=mbpa, folder=folder, label="it", quiet=quiet).rows
+    return {
+        "Cache" if row.memories.mbpa is None else "Cache + MbPA": {
+            split: score.perplexity for split, score in row.scores.items()
+        }
+        for row in rows
+    }
+
+
+def measures(settings: TableSettings) -> list[Measure]:
+    return [] if settings.memories == "none" else [partial(with_memories, settings.memories == "all")]
 
 
 def present_table(outcomes: Sequence[Outcome]) -> Presented:
@@ -29,7 +61,8 @@ REPRODUCTIONS = [
         corpus="wikitext-103",
         epochs=90,
         present=present_table,
-        more=WITH_MEMORIES,
+        more=measures,
+        own=TableSettings,
         hint="; or give --corpus wikitext-2 --size small, a smaller one of its kind",
     ),
     Reproduction(

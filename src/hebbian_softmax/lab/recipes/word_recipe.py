@@ -51,7 +51,8 @@ class Experiment:
     carry_out: Callable[[Bench, Any], None]
     present: Callable[[Sequence[Outcome]], Presented]
     sets: Callable[[Corpus], WordSets] = field(default=lambda corpus: {})
-    more: Sequence[Measure] = ()
+    more: Callable[[Any], Sequence[Measure]] = field(default=lambda settings: ())
+    """From the settings, what else the final models are measured with."""
     hint: str = ""
     """What to do where the corpus is missing."""
 
@@ -81,8 +82,8 @@ def make_recipe(experiment: Experiment, *, help: str, description: str, settings
 def carry_out(experiment: Experiment, run: Run, settings: Any, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """Do the trials, or find them stored, and present them."""
     deadline = time.monotonic() + settings.budget if settings.budget else None
-    source = experiment.source(settings)
-    bench = Bench(run, source, settings.device, deadline, quiet, experiment.sets, experiment.more, experiment.hint)
+    source, more = experiment.source(settings), experiment.more(settings)
+    bench = Bench(run, source, settings.device, deadline, quiet, experiment.sets, more, experiment.hint)
     try:
         experiment.carry_out(bench, settings)
     except OutOfTimeError as error:

@@ -62,7 +62,8 @@ class Reproduction:
     rule_grid: Callable[[str], dict[str, tuple[Any, ...]]] = paper_rule
     left_out: tuple[str, ...] = ()
     sets: Callable[[Corpus], WordSets] = lambda corpus: {}
-    more: Sequence[Measure] = ()
+    more: Callable[[Any], Sequence[Measure]] = lambda settings: ()
+    own: type[ReproduceSettings] = ReproduceSettings
     hint: str = ""
 
     def recipe(self) -> WordRecipe:
@@ -84,7 +85,7 @@ class Reproduction:
                 f"for {self.epochs:g} epochs. See docs/language-models.md."
             ),
             settings=grid_settings(
-                "ReproduceSettings", ReproduceSettings, TrainSettings, SETTLED + self.left_out, corpus=self.corpus
+                "ReproduceSettings", self.own, TrainSettings, SETTLED + self.left_out, corpus=self.corpus
             ),
         )
 
