@@ -10,7 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from hebbian_softmax import MbPA
+from tests.loss.test_memory import Watch
 from tests.memory.oracles import mbpa_log_prob, stream
+from tests.memory.test_workspace import WORKSPACE
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -68,3 +70,15 @@ def test_bad_grids_are_refused_and_nothing_is_stored(steps: int, sweep: dict[str
     with pytest.raises(ValueError, match=message):
         mbpa.sequence_log_prob(h, targets, head.weight, head.bias, **sweep)
     assert len(mbpa) == 0
+
+
+def test_a_sweep_stays_in_its_workspace() -> None:
+    h, targets, weight = torch.randn(40, 16), torch.randint(50, (40,)), torch.randn(20_000, 16)
+    mbpa = MbPA(100, 8)
+    mbpa.observe(h, targets)
+    vectors = 4 * 100 * (16 * 4 + 8) + 8 * 10 * (40 + 20_000) + 8 * 4 * 16 * 40 + 6 * 8 * 40
+    with Watch() as watch:
+        mbpa.sequence_log_prob(
+            h, targets, weight, neighbours=[4, 8], learning_rates=[0.1, 0.3, 1.0], workspace=WORKSPACE
+        )
+    assert watch.most < WORKSPACE + vectors

@@ -1,6 +1,7 @@
 """Perplexities with memories are those of a literal loop: a dense cache, a layer copied and adapted for each word."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,21 @@ def test_bfloat16_is_near() -> None:
     rounded, exact = read_parts(network, ids, both), read_parts(model(), ids, both)
     assert rounded["mbpa"].dtype == torch.float32
     assert_close(mixture(rounded, both).mean(), mixture(exact, both).mean(), rtol=0.01, atol=0)
+
+
+def test_the_workspace_reaches_the_memories_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, ids, seen = model(), corpus().splits["valid"], []
+    for memory in (module.NeuralCache, module.MbPA):
+
+        def noting(*arguments: Any, whole: Any = memory.sequence_log_prob, **options: Any) -> Any:
+            seen.append(options["workspace"])
+            return whole(*arguments, **options)
+
+        monkeypatch.setattr(memory, "sequence_log_prob", noting)
+    both = Memories(CACHE, MBPA)
+    roomy, tight = read_parts(network, ids, both), read_parts(network, ids, Memories(CACHE, MBPA, workspace=3000))
+    assert seen == [None, None, 3000, 3000]
+    assert_close(mixture(roomy, both), mixture(tight, both), rtol=1e-5, atol=1e-5)
 
 
 def test_what_cannot_be_mixed_is_refused() -> None:
