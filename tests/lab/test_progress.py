@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hebbian_softmax.lab import progress as module
-from hebbian_softmax.lab.progress import Progress, format_bytes, format_seconds
+from hebbian_softmax.lab.progress import Progress, format_bytes, format_rate, format_seconds
 
 
 class Terminal(io.StringIO):
@@ -141,6 +141,13 @@ def test_no_stream_at_all_is_quiet(clock: Clock, monkeypatch: pytest.MonkeyPatch
     closed.close()
     with Progress("demo", total=2, stream=closed) as progress:
         progress.note("text")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.0512, "0.0512"), (35.34, "35.3"), (999.4, "999"), (999.6, "1,000"), (2756.6, "2,757")]
+)
+def test_rates(rate: float, text: str) -> None:
+    assert format_rate(rate) == text
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,17 @@ def test_the_help_names_the_defaults(parser: argparse.ArgumentParser) -> None:
     assert "training steps (default: 100)" in parser.format_help()
 
 
+def test_an_empty_default_is_left_to_the_help_text() -> None:
+    @dataclass(frozen=True)
+    class Place:
+        root: str = setting("", "a folder (default: this one)", str)
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Place)
+    assert "a folder (default: this one)" in parser.format_help()
+    assert "(default: )" not in parser.format_help()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -89,7 +89,7 @@ class Progress:
         suffix = "" if self.unit == "bytes" else f" {self.unit}"
         parts = [amount(self.done) + ("" if self.total is None else f"/{amount(self.total)}") + suffix]
         if rate is not None:
-            parts.append(f"{format_bytes(rate) if self.unit == 'bytes' else f'{rate:.3g}'}/s")
+            parts.append(f"{format_bytes(rate) if self.unit == 'bytes' else format_rate(rate)}/s")
             if self.total is not None:
                 parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
         parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
@@ -129,6 +129,11 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_rate(rate: float) -> str:
+    """A speed for people, to three digits or to the whole: 0.0512, 35.3, 2,757."""
+    return f"{rate:.3g}" if rate < 999.5 else f"{rate:,.0f}"
 
 
 def format_bytes(count: float) -> str:

@@ -26,11 +26,13 @@ def setting(default: Any, help: str, parse: Callable[[str], Any]) -> Any:
 def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
     """Give a parser, or a group in it, one option for each field."""
     for field in dataclasses.fields(settings):
+        # Where the default is empty, the help text itself says what that means.
+        default = f" (default: {field.default})" if field.default != "" else ""
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=field.metadata["parse"],
             metavar=METAVARS.get(type(field.default), "TEXT"),
-            help=f"{field.metadata['help']} (default: {field.default})".replace("%", "%%"),
+            help=f"{field.metadata['help']}{default}".replace("%", "%%"),
         )
 
 

@@ -46,7 +46,7 @@ def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys
     (run,) = tmp_path.iterdir()
     assert {path.name for path in run.iterdir()} == FILES
     captured = capsys.readouterr()
-    assert "In the same 50 steps of 32 images, plain softmax learned its way up to" in " ".join(captured.out.split())
+    assert "In 50 steps of 32 images neither got beyond the 30 classes it began with" in " ".join(captured.out.split())
     assert str(run / "curriculum.png") in captured.out
     assert "Try next:" in captured.out
     assert "50/50 steps; plain softmax 30 classes" in captured.err
@@ -176,6 +176,9 @@ def test_the_summary_is_honest() -> None:
     words = summarize({"plain": fast, "hebbian": slow}, settings)
     assert "Plain softmax had 35 classes after 25 steps, Hebbian softmax after 50." in words
     assert "no difference" in summarize({"plain": slow, "hebbian": slow}, settings)
+    short = History(30, [0.5], [30])
+    assert "neither got beyond the 30 classes it began with" in summarize({"plain": short, "hebbian": short}, settings)
+    assert "Hebbian softmax to 30" in summarize({"plain": slow, "hebbian": short}, settings)
     active = GlyphsSettings(steps=50, softmax="active")
     assert "Both chose among the classes that have come so far." in summarize({"plain": fast, "hebbian": slow}, active)
 

@@ -174,7 +174,12 @@ def summarize(histories: Mapping[str, History], settings: GlyphsSettings) -> str
     slower, faster = sorted(histories.items(), key=lambda item: item[1].reached)
     target = slower[1].reached
     first, second = slower[1].steps_to(target), faster[1].steps_to(target)
-    if plain.reached == hebbian.reached:
+    if plain.reached == hebbian.reached == plain.start:
+        words = (
+            f"In {settings.steps:,} steps of {BATCH} images neither got beyond the {plain.start} classes it began "
+            "with, so there is nothing to compare. "
+        )
+    elif plain.reached == hebbian.reached:
         words += "That is no difference. "
     elif first and second:
         words += (
