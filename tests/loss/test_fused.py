@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,3 +253,17 @@ def test_a_part_of_a_flat_buffer_is_left_to_the_other_engine() -> None:
     w, h, y = flat[1:].view(300, 8), flat[: 20 * 8].view(20, 8), torch.zeros(20, dtype=torch.int64, device="cuda")
     assert fused.available(Problem(h, w.clone(), None, y))
     assert not fused.available(Problem(h, w, None, y))
+
+
+@pytest.mark.parametrize(
+    ("card", "fits"),
+    [((9, 227), True), ((10, 227), True), ((9, None), True), ((8, 227), False), ((12, 99), False)],
+    ids=["H200", "B200", "a torch that does not tell", "Ampere", "a desktop card of a later capability"],
+)
+def test_cards_that_the_kernels_do_not_fit_on(
+    card: tuple[int, int | None], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    major, shared = card
+    properties = {"major": major} | ({} if shared is None else {"shared_memory_per_block_optin": shared * 1024})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    assert fused._fits.__wrapped__(torch.device("cuda")) == fits

@@ -83,8 +83,9 @@ def engine(impl: str, problem: Problem) -> Engine:
         if impl == "triton":
             where, dtype = problem.input.device, problem.input.dtype
             raise RuntimeError(
-                f'impl="triton" is not available for {dtype} on {where}: it needs a CUDA device of capability 9.0, '
-                "Triton, bfloat16, a number of features divisible by 8, and input and linear_weight that start at a "
+                f'impl="triton" is not available for {dtype} on {where}: it needs a CUDA device of capability 9.0 or '
+                "more with 160 KiB of shared memory, Triton, bfloat16, a number of features divisible by 8, "
+                "and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {problem.input.shape[1]} features. Use impl="auto"'
             )
     from hebbian_softmax.loss import chunked
