@@ -1,4 +1,4 @@
-"""What tests of English corpora need: NLTK's sentence model, the real one where it is at hand, else a tiny one."""
+"""What tests of English corpora need: a sentence model for NLTK, mostly a tiny one, which loads at once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +30,21 @@ def write_model(root: Path) -> None:
 
 @pytest.fixture
 def english(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A data root with a sentence model and nothing else; NLTK finds it, and no other."""
+    """A data root with the tiny model and nothing else; NLTK finds it, and no other."""
+    root = tmp_path_factory.mktemp("data")
+    write_model(root)
+    yield from _found(root, monkeypatch)
+
+
+@pytest.fixture
+def real_english(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The data root with the real corpora and NLTK's own model."""
+    yield from _found(REAL, monkeypatch)
+
+
+def _found(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     import nltk
 
-    root = tmp_path_factory.mktemp("data")
-    if (REAL / "nltk_data").is_dir():
-        (root / "nltk_data").symlink_to(REAL / "nltk_data")
-    else:
-        write_model(root)
     monkeypatch.setattr(nltk.data, "path", [])
     tokenise.tokeniser.cache_clear()
     tokenise.find_punkt(root)

@@ -21,7 +21,6 @@ from tests.lab.test_files import names
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
 EVERY = [11, 10, 12, 30, 40]  # in the order in which they are asked for
-LONG = 12  # more than stays in a file's buffer
 PUNKT = "/punkt_tab.zip"
 MODEL = {f"punkt_tab/english/{name}": text for name, text in model_files().items()}
 
@@ -34,8 +33,8 @@ def zipped(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def book(number: int) -> bytes:
-    body = f"Mr. Holmes read book {number}. He ran. " * (6000 if number == LONG else 30)
+def book(number: int, sentences: int = 30) -> bytes:
+    body = f"Mr. Holmes read book {number}. He ran. " * sentences
     return f"START OF THE PROJECT GUTENBERG EBOOK X\r\n{body}\r\nEND OF THE PROJECT GUTENBERG EBOOK".encode()
 
 
@@ -161,6 +160,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(server: FileServer, t
         "books.collect(folder, {'train': [11, 10, 12], 'valid': [30], 'test': [40]}, folder, sys.argv[2], True)\n"
     )
     server.hanging.add(address(12))
+    server.files[address(12)] = book(12, sentences=3000)  # more than stays in a file's buffer
     folder = tmp_path / "data" / "gutenberg"
     command = [sys.executable, "-c", script, str(folder), gutenberg_books.MIRROR]
     with subprocess.Popen(command, env=os.environ) as process:
@@ -170,7 +170,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(server: FileServer, t
             time.sleep(0.01)
         process.kill()
     have = part.stat().st_size
-    assert 0 < have <= len(book(12)) // 2
+    assert 0 < have <= len(server.files[address(12)]) // 2
     assert names(folder) == {"11.txt", "10.txt", "12.txt.part", "12.txt.part.json"}
     server.hanging.clear()
     server.asked.clear()
@@ -179,7 +179,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(server: FileServer, t
     assert server.asked == [PUNKT, address(12), address(30), address(40)]
     assert server.ranges == [None, f"bytes={have}-", None, None]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        f"{number}.txt": book(number) for number in EVERY
+        f"{number}.txt": server.files[address(number)] for number in EVERY
     }
 
 

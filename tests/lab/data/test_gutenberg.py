@@ -15,9 +15,9 @@ from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import Tokeniser
 from hebbian_softmax.lab.errors import LabError
-from tests.lab.data.english import REAL, english
+from tests.lab.data.english import REAL, english, real_english
 
-__all__ = ["english"]
+__all__ = ["english", "real_english"]
 
 THIS = b"junk *** START OF THIS PROJECT GUTENBERG EBOOK TITLE *** body *** END OF THIS PROJECT GUTENBERG EBOOK more"
 NOVELS = {"b/2.txt": "He ran. " * 5 + "He fell.", "a/1.txt": "The cat sat. " * 3, "10.txt": "The dog ran. " * 3}
@@ -182,7 +182,8 @@ def test_a_cut_archive_is_named(root: Path, tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.skipif(not (REAL / "gutenberg").is_dir(), reason="no ../shared/data/gutenberg")
-def test_the_papers_test_books(english: Path) -> None:
+@pytest.mark.skipif(not (REAL / "nltk_data").is_dir(), reason="no ../shared/data/nltk_data")
+def test_the_papers_test_books(real_english: Path) -> None:
     """The count of tokens in ../shared/data/README.md; the paper has 526,646, with the NLTK of its day."""
     tokeniser = Tokeniser()
     found = dict(read_texts(REAL / "gutenberg" / "paper-valid-test.tar.xz"))
