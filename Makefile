@@ -1,7 +1,7 @@
 # make demo    see the effect on this machine
 # make test    the default test suite (PYTEST_ARGS="-m slow" for the long tests)
 # make lint    ruff and mypy
-# make bench   CPU benchmarks, small shapes
+# make bench   CPU benchmarks, small shapes; their numbers go to runs/*.json
 # Each target makes .venv when it is missing: Python 3.11+ and make are all that is needed.
 
 PYTHON ?= python3
@@ -23,8 +23,9 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.rule_overhead
-	$(BIN)/python -m benchmarks.output_layer --budget 120
+	mkdir -p runs
+	$(BIN)/python -m benchmarks.rule_overhead --json runs/rule-overhead.json
+	$(BIN)/python -m benchmarks.output_layer --budget 120 --json runs/output-layer.json
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
