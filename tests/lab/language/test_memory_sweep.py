@@ -118,6 +118,16 @@ def test_every_mbpa_of_two_steps_is_the_literal_loop_on_its_stretch(swept: Memor
     assert f"on predictions {two.first} to {two.last} of the validation text" in swept.sweep.notes[0]
 
 
+@pytest.mark.parametrize("many", [90, 10_000])
+def test_a_stretch_that_reaches_the_end(many: int, network: WordLSTM, words: Corpus, literal: Literal) -> None:
+    one = replace(GRIDS, thetas=(0.5,), sizes=(15,), rates=(0.5,), neighbours=(9,), l2=(0.1,), two_step_words=many)
+    found = memory_rows(network, words, grids=one, splits=("valid",), quiet=True).sweep
+    assert found is not None
+    assert found.two_steps is not None
+    assert (found.two_steps.first, found.two_steps.last) == (max(0, 99 - many), 99)
+    check(list(found.two_steps.points), literal, slice(found.two_steps.first, 99))
+
+
 def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: WordLSTM, words: Corpus) -> None:
     assert swept.sweep is not None
     memories = [row.memories for row in swept.rows]
