@@ -6,7 +6,7 @@ the loss of every word of a text.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hebbian_softmax.lab.data.corpus import BUCKETS
@@ -44,10 +44,10 @@ class Model:
 class Beside:
     """What several models, in one run or in several, say beside each other."""
 
-    tables: Sequence[Table] = ()
-    images: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
+    tables: Sequence[Table]
+    images: Mapping[str, tuple[str, bytes]]
     """By file name: the caption and the PNG."""
-    notes: Sequence[str] = ()
+    notes: Sequence[str]
 
 
 def models_of(runs: Sequence[Run]) -> list[Model]:

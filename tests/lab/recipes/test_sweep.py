@@ -1,0 +1,197 @@
+"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with what diverges."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language import outcome
+from hebbian_softmax.lab.recipes import word_recipe, word_trials
+from hebbian_softmax.lab.report.curves import draw_curves
+from hebbian_softmax.lab.runs import Run, open_run
+from tests.lab.language.commands import SIZES, call, only
+from tests.lab.language.toy import prepared
+from tests.lab.recipes.quick import quick
+
+__all__ = ["quick"]
+ROOT = Path(__file__).parents[3]
+GRID = f"{SIZES.replace('--hidden 8', '--hidden 8,4')} --layers 1 --layer-norm none --tied yes --input-dropout 0.1"
+SMALL = f"{GRID} --evaluations 2 --trials 2 --seeds 1".replace("--tensorboard no", "").split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpora") / "toy"
+    prepared(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("runs")
+    assert call("sweep", folder, *SMALL, "--steps", "12", "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    result = run.result()
+    assert result is not None
+    return result
+
+
+def without_times(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a resumed run must have in common with one that was not stopped."""
+    for trial in trials:
+        trial.pop("seconds")
+        for record in trial["curve"]:
+            record.pop("seconds")
+            record.pop("words_per_second", None)
+    return trials
+
+
+def test_a_sweep_leaves_its_trials_in_one_result(swept: Run) -> None:
+    result = result_of(swept)
+    trials = result["metrics"]["trials"]
+    assert [trial["name"] for trial in trials] == [
+        *("tuning-plain-00-seed1000", "tuning-plain-01-seed1000"),
+        *("tuning-hebbian-00-seed1000", "tuning-hebbian-01-seed1000"),
+        *("final-plain-seed0", "final-hebbian-seed0"),
+    ]
+    assert [set(trial["scores"]) for trial in trials] == [set()] * 4 + [{"valid", "test"}] * 2
+    for head, first in (("plain", 0), ("hebbian", 2)):
+        best = min(trials[first : first + 2], key=lambda trial: trial["curve"][-1]["valid_perplexity"])
+        final = trials[4 + (head == "hebbian")]
+        differing = {name for name, value in final["settings"].items() if best["settings"][name] != value}
+        assert differing == {"seed"}
+    assert [len(trial["curve"]) for trial in trials] == [2] * 6
+    assert (swept.path / "perplexity.png").exists()
+    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # many weights that nobody asks for
+    tables = [table["title"].partition(":")[0].partition(",")[0] for table in result["tables"]]
+    assert "Tuning" in tables
+    assert "Perplexity on toy" in tables
+
+
+def test_a_final_trial_is_a_run_of_its_own(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    final = swept.path / "trials" / "final-hebbian-seed0"
+    assert call("evaluate", final, "--json", "--quiet") == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]["model"]
+    assert scores == result_of(swept)["metrics"]["trials"][-1]["scores"]
+
+
+def test_the_test_text_is_measured_for_the_chosen_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    measure = outcome.measure
+
+    def watched(model: Any, corpus: Corpus, split: str, **options: Any) -> Any:
+        (running,) = [path for path in tmp_path.glob("*/trials/*") if not (path / "result.json").exists()]
+        seen.append((running.name, split))
+        return measure(model, corpus, split, **options)
+
+    monkeypatch.setattr(outcome, "measure", watched)
+    assert call("sweep", folder, *SMALL, "--steps", "2", "--quiet", "--runs", tmp_path) == 0
+    assert [name for name, split in seen if split == "test"] == ["final-plain-seed0", "final-hebbian-seed0"]
+
+
+def test_a_killed_sweep_goes_on_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+    """Killed inside its third trial; what was stored is not made again, what was begun goes on."""
+    options = [*SMALL, "--steps", "12", "--checkpoint-seconds", "0.1"]
+    command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", "sweep", str(folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path / "a")], cwd=ROOT, env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "a").glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    run = only(tmp_path / "a")
+    stored = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
+    assert len(stored) == 2
+    begun = open_run(run.path / "trials" / "tuning-hebbian-00-seed1000").load_checkpoint()
+    assert begun is not None
+    assert 0 < begun["step"] < 12
+
+    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path / "a") == 0
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert call("sweep", folder, *options, "--quiet", "--runs", tmp_path / "b") == 0
+    one, other = (without_times(result_of(only(tmp_path / name))["metrics"]["trials"]) for name in "ab")
+    assert one == other
+
+
+def test_a_budget_stops_inside_a_trial_and_the_next_call_goes_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "--steps", "12", "--budget", "1e-9", "--quiet", "--runs", tmp_path]
+    assert call("sweep", folder, *options) == 1
+    run = only(tmp_path)
+    assert f"1e-09 s is used up, 0 trials are stored; go on with: hebbian sweep corpus --resume {run.path}" in (
+        capsys.readouterr().err
+    )
+    checkpoint = open_run(run.path / "trials" / "tuning-plain-00-seed1000").load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 1
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 1
+    checkpoint = open_run(run.path / "trials" / "tuning-plain-00-seed1000").load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 2
+
+
+def test_all_is_made_again_without_corpus_and_device(
+    swept: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    (run.path / "perplexity.png").unlink()
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise AssertionError("neither is needed")
+
+    monkeypatch.setattr(word_trials, "load", missing)
+    monkeypatch.setattr(word_trials, "choose_device", missing)
+    monkeypatch.setattr(word_recipe, "draw_curves", draw_curves)
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    assert result_of(run) == result_of(swept)
+    drawn = (run.path / "perplexity.png").read_bytes()
+    assert len(drawn) > 1000
+    # And from result.json alone, which is all that needs to travel.
+    shutil.rmtree(run.path / "trials")
+    (run.path / "perplexity.png").unlink()
+    assert call("report", run.path) == 0
+    assert (run.path / "perplexity.png").read_bytes() == drawn
+
+
+def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    stored = run.path / "trials" / "final-plain-seed0" / "result.json"
+    content = json.loads(stored.read_bytes())
+    content["metrics"]["trial"]["settings"]["hidden"] = 5
+    stored.write_text(json.dumps(content))
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 1
+    assert "other settings" in (error := capsys.readouterr().err)
+    assert f"{stored.parent} cannot be used" in error
+
+
+def test_a_setting_that_diverges_is_one_of_the_outcomes(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    options = " ".join(SMALL).replace("8,4", "8").split()
+    rates = ["--learning-rate", "1e38,0.01", "--optimizer", "sgd", "--clip", "0", "--steps", "6"]
+    assert call("sweep", folder, *options, *rates, "--quiet", "--runs", tmp_path) == 0
+    trials = result_of(only(tmp_path))["metrics"]["trials"]
+    assert [trial["diverged"] for trial in trials[:2]] == [True, False]
+    assert trials[-1]["settings"]["learning_rate"] == 0.01
+    assert "not finite" in capsys.readouterr().out
+
+
+def test_a_missing_corpus_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("sweep", "corpus", *SMALL, "--quiet", "--runs", tmp_path) == 1
+    assert "which corpus?" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
