@@ -135,7 +135,7 @@ def test_curves(reproduce: Any, name: str) -> None:
 
 
 def test_objectives(reproduce: Any) -> None:
-    run, result = reproduce("objectives", "--trials", "0", "--seeds", "1", "--steps", "3")
+    _, result = reproduce("objectives", "--trials", "0", "--seeds", "1", "--steps", "3")
     rows = table(result, "Perplexity on reuters")
     names = [f"{rule} rule, {name}" for rule in ("literal", "corrected") for name in ("L2", "IP", "SVM", "Smax")]
     assert list(rows) == ["plain softmax", *names]
