@@ -12,11 +12,11 @@ from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language import memory_rows as rows_module
 from hebbian_softmax.lab.language import memory_sweep, two_steps
-from hebbian_softmax.lab.language.memories import CacheSettings, MbpaSettings, Memories
+from hebbian_softmax.lab.language.memories import PIECES, CacheSettings, MbpaSettings, Memories
 from hebbian_softmax.lab.language.memory_grid import Grids, Point, at_edges
 from hebbian_softmax.lab.language.memory_rows import MemoryRows, memory_rows
 from hebbian_softmax.lab.models.lstm import WordLSTM
-from tests.lab.language.memory_oracle import losses_of, model, parts_of, perplexity_of
+from tests.lab.language.memory_oracle import activations, losses_of, model, parts_of, perplexity_of
 from tests.lab.language.toy import corpus
 
 GRIDS = Grids(
@@ -24,7 +24,7 @@ GRIDS = Grids(
     sizes=(6, 15),
     cache_shares=(0.1, 0.3),
     neighbours=(3, 9),
-    rates=(0.5, 0.1),
+    rates=(0.1, 0.5),
     l2=(0.1, 2.0),
     mbpa_shares=(0.05, 0.2),
     two_step_words=7,
@@ -118,6 +118,17 @@ def test_every_mbpa_of_two_steps_is_the_literal_loop_on_its_stretch(swept: Memor
     assert f"on predictions {two.first} to {two.last} of the validation text" in swept.sweep.notes[0]
 
 
+def test_what_is_held_of_a_stretch_is_itself_and_what_its_memory_needs(
+    network: WordLSTM, words: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = words.splits["valid"]
+    monkeypatch.setitem(PIECES, "cpu", 7)
+    h, targets = two_steps.around(network, ids, 10, 23)
+    expected, labels = activations(network, ids)
+    torch.testing.assert_close(h.double(), expected[10:23], rtol=1e-5, atol=1e-5)
+    assert targets.tolist() == labels[10:23].tolist()
+
+
 @pytest.mark.parametrize("many", [90, 10_000])
 def test_a_stretch_that_reaches_the_end(many: int, network: WordLSTM, words: Corpus, literal: Literal) -> None:
     one = replace(GRIDS, thetas=(0.5,), sizes=(15,), rates=(0.5,), neighbours=(9,), l2=(0.1,), two_step_words=many)
@@ -170,8 +181,11 @@ def test_two_steps_are_chosen_where_better_and_there_is_time(
     assert found.rows[-1].scores["test"].perplexity == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words: Corpus) -> None:
-    found = memory_rows(network, words, grids=NO_TIME, quiet=True).sweep
+def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words: Corpus, literal: Literal) -> None:
+    rows = memory_rows(network, words, grids=NO_TIME, quiet=True)
+    found, chosen = rows.sweep, rows.rows[-1].memories
+    expected = literal.perplexity(chosen.cache, chosen.mbpa)
+    assert rows.rows[-1].scores["valid"].perplexity == pytest.approx(expected, rel=1e-5)
     assert found is not None
     assert found.two_steps is not None
     assert not found.two_steps.points
