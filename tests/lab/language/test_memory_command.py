@@ -227,6 +227,12 @@ def test_bad_options_are_one_clear_line(
     assert sorted(path.name for path in trained.path.iterdir()) == before
 
 
+def test_grids_are_looked_at_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shares = ["--sweep-cache-shares", "0.9", "--sweep-mbpa-shares", "0.2"]
+    assert call("evaluate", tmp_path / "nowhere", "--sweep", *shares) == 1
+    assert "sum to 1.1" in error_of(capsys)
+
+
 def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     (run.path / "checkpoint.pt").unlink()
     assert call("evaluate", run.path, "--cache") == 1

@@ -20,7 +20,7 @@ class Grids:
     sizes: Sequence[int] = (1000, 5000, 8000, 9000, 10_000)
     cache_shares: Sequence[float] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35)
     neighbours: Sequence[int] = (512, 1024)
-    rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    rates: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     l2: Sequence[float] = (0.1, 0.5, 1.0)
     mbpa_shares: Sequence[float] = (0.02, 0.04, 0.06, 0.08, 0.1)
     two_step_words: int = 500
