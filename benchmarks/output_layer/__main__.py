@@ -98,6 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
         run_full(session, specs, {} if options.no_sweeps else sweeps, compiles)
     save()
     print("\n" + report.table(session.entries, peaks, session.target_probabilities))
+    if listed := report.kernels(session.entries):
+        print("\n" + listed)
     if checked():
         print("\n" + "\n".join(bar.line() for bar in checked()))
     print(f"\n{session.spent():.0f} s")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.output_layer.contenders import Contender, Gradients, Run, UnavailableError
 from benchmarks.output_layer.problems import Problem, Reference, Spec
+from benchmarks.output_layer.profiling import peak_cpu_bytes
 
 TOLERANCE = {torch.bfloat16: 0.1, torch.float32: 1e-3}
 """Relative gradient errors above this are called wrong. bf16 rounds logits, their gradients and sums to 0.4 % each."""
@@ -39,6 +40,8 @@ class Entry:
     repeats: int = 0
     extra_bytes: int | None = None
     """Peak memory over what was there before, less the returned gradients of h and W."""
+    kernels: dict[str, float] | None = None
+    """Device milliseconds by kernel."""
     errors: dict[str, float] | None = None
     rule_ms: float | None = None
     """Device time of the rule's own kernels in one step."""
@@ -135,6 +138,9 @@ def first_runs(
     if device == "cuda" and contender.kind != "graph":  # a graph holds its memory before the replay
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = torch.cuda.max_memory_allocated() - before - returned
+    elif device == "cpu" and seconds < 10:  # watching it costs a third run
+        returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
+        entry.extra_bytes = peak_cpu_bytes(run) - returned
     if outputs is not None and truth is not None:
         entry.errors = errors_of(outputs, truth)
         worst = max((name for name in entry.errors if name != "loss"), key=lambda name: _size(entry.errors, name))

@@ -80,6 +80,7 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
         "eager_over_it": eager_ratio(entry, entries),
         "extra_bytes": entry.extra_bytes,
         "relative_errors": _finite(entry.errors),
+        "kernels_ms": entry.kernels,
         "rule_kernels_ms": entry.rule_ms,
         "write_adds_ms": added_by_write(entry, entries) if "write" in entry.kind else None,
     }
@@ -110,6 +111,25 @@ def table(entries: list[Entry], peaks: Peaks, target_probabilities: dict[Spec, f
         lines.append(spec.title() + ("" if probability is None else f", mean p(target) {probability:.2g}"))
         lines += [_row(entry, entries, peaks) for entry in entries if entry.spec == spec]
     return "\n".join(lines)
+
+
+def kernels(entries: list[Entry], most: int = 8) -> str:
+    """Where the device's time goes, for those that were profiled."""
+    lines = []
+    for entry in entries:
+        if entry.kernels:
+            total = sum(entry.kernels.values())
+            lines.append(f"{entry.spec.name}: {entry.contender}: device {total:.3f} ms, in kernels")
+            lines += [
+                f"  {ms:9.3f} ms {100 * ms / total:5.1f} %  {name[:90]}" for name, ms in _first(entry.kernels, most)
+            ]
+    return "\n".join(lines)
+
+
+def _first(kernels: dict[str, float], most: int) -> list[tuple[str, float]]:
+    listed = list(kernels.items())
+    rest = sum(ms for _, ms in listed[most:])
+    return listed[:most] + ([("all others", rest)] if rest else [])
 
 
 def _row(entry: Entry, entries: list[Entry], peaks: Peaks) -> str:

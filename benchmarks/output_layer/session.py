@@ -13,7 +13,8 @@ from benchmarks.output_layer.contenders import GRAPH, OURS, TORCH, Contender
 from benchmarks.output_layer.measuring import Entry, free_memory, measure, reason_of
 from benchmarks.output_layer.peers import PADDED, PEERS, TORCH_LCE, TORCH_LCE_TUNED
 from benchmarks.output_layer.problems import Problem, Reference, Spec, draw, reference
-from benchmarks.output_layer.steps import STEPS, rule_kernels_ms
+from benchmarks.output_layer.profiling import kernels_ms, rule_kernels_ms
+from benchmarks.output_layer.steps import STEP_GRAPHS, STEPS
 
 _BOTH = ("ours", "ours, fp32 master", "torch.compile")
 FAST = {
@@ -75,14 +76,14 @@ class Session:
             self.after_part()
 
     def profile(self, spec: Spec) -> None:
-        """Add the device time of the rule's own kernels to the steps that were measured."""
+        """Add the device time of ours by kernel, and of the rule's own kernels to the steps that were measured."""
         for entry in self.entries:
-            if entry.spec != spec or "write" not in entry.kind or entry.ms is None:
+            if entry.spec != spec or entry.ms is None or not ("write" in entry.kind or entry.kind == "ours"):
                 continue
-            contender = next(c for c in STEPS if c.name == entry.contender)
+            contender = next(c for c in (*OURS, *STEPS) if c.name == entry.contender)
             reason = self.why_not() or self._profile(entry, contender)
             if reason:
-                entry.note += f"; rule's kernels not measured: {reason}"
+                entry.note += f"; kernels not measured: {reason}"
             free_memory(self.device)
             self.after_part()
 
@@ -91,7 +92,10 @@ class Session:
             run, _ = contender.build(self._problem_of(entry.spec))
             for _ in range(3):
                 run()
-            entry.rule_ms = rule_kernels_ms(run)
+            if entry.kind == "ours":
+                entry.kernels = kernels_ms(run)
+            else:
+                entry.rule_ms = rule_kernels_ms(run)
         except Exception as error:
             return reason_of(error)
         return ""
@@ -154,7 +158,7 @@ def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]],
         if spec.name in ("B", "C"):
             session.part(spec, [GRAPH])
     for spec in specs:
-        session.part(spec, STEPS)
+        session.part(spec, [*STEPS, *(STEP_GRAPHS if spec.name in ("B", "C") else [])])
     largest = [spec for spec in specs if spec.name == "A"]
     if session.device == "cuda":
         for spec in specs:

@@ -1,23 +1,16 @@
-"""Whole steps of the layer: ours, an optimizer, and the Hebbian write; and what the write's own kernels cost."""
+"""Whole steps of the layer: ours, an optimizer, and the Hebbian write."""
 
 from __future__ import annotations
 
-import bisect
-import json
-import tempfile
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.output_layer.contenders import Contender, Run
+from benchmarks.output_layer.contenders import Contender, Run, UnavailableError, captured
 from benchmarks.output_layer.problems import Problem
 from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
-
-RULE_RANGES = ("hebbian_softmax::write", "hebbian_softmax::watch")
-"""Profiler ranges in which the library launches the rule's kernels."""
 
 MakeOptimizer = Callable[[list[Any], HebbianSoftmax], torch.optim.Optimizer]
 
@@ -103,67 +96,18 @@ def contenders_of(name: str) -> list[Contender]:
     return found
 
 
+def graphed(name: str, write: bool) -> Contender:
+    """The whole step captured once: what remains when launches cost nothing."""
+    make, master = OPTIMIZERS[name]
+
+    def build(problem: Problem) -> tuple[Run, str]:
+        if problem.h.device.type != "cuda":
+            raise UnavailableError("CUDA graphs need a CUDA device")
+        run, note = step(make, write, master)(problem)
+        return captured(run), f"{note}; replay of one capture"
+
+    return Contender(f"step, {name}{' + write' if write else ''}, CUDA graph", "step graph", build)
+
+
 STEPS = [contender for name in OPTIMIZERS for contender in contenders_of(name)]
-
-
-def rule_kernels_ms(run: Run, names: Iterable[str] = RULE_RANGES, steps: int = 3) -> float:
-    """Device milliseconds per step of the kernels launched within profiler ranges of these names."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(steps):
-            run()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    return kernel_us_within(events, names) / steps / 1e3
-
-
-def kernel_us_within(events: list[dict[str, Any]], names: Iterable[str]) -> float:
-    """Sum of the device time of kernels, copies and fills whose launch lies within a range of one of ``names``.
-
-    ``events`` are those of a Chrome trace, in microseconds. A kernel shares a correlation number with its launch and an
-    external id with the operation that launched it; either lies in a range if it began on the same thread while the
-    range was open.
-    """
-    wanted = set(names)
-    ranges: dict[Any, list[tuple[float, float]]] = {}
-    for event in events:
-        if event.get("cat") in ("user_annotation", "cpu_op") and event.get("name") in wanted:
-            ranges.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
-    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    if not ranges:
-        raise LookupError(f"no profiler range was named {' or '.join(sorted(wanted))}")
-    if not kernels:
-        raise LookupError("the profiler saw no kernels on the device")
-    merged = {thread: _merge(spans) for thread, spans in ranges.items()}
-
-    def inside(event: dict[str, Any]) -> bool:
-        spans = merged.get(event["tid"], [])
-        i = bisect.bisect_right(spans, (event["ts"], float("inf"))) - 1
-        return i >= 0 and event["ts"] <= spans[i][1]
-
-    def ids(categories: tuple[str, ...], key: str) -> set[Any]:
-        found = (event for event in events if event.get("cat") in categories and key in event.get("args", {}))
-        return {event["args"][key] for event in found if inside(event)}
-
-    launches = ids(("cuda_runtime", "cuda_driver"), "correlation")
-    operations = ids(("cpu_op", "user_annotation"), "External id")
-    total = 0.0
-    for kernel in kernels:
-        args = kernel.get("args", {})
-        if args.get("correlation") in launches or args.get("External id") in operations:
-            total += kernel["dur"]
-    return total
-
-
-def _merge(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted, with those that overlap made one: a range within a range counts once."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+STEP_GRAPHS = [graphed("OnePassRMSprop, fp32 master", write) for write in (False, True)]

@@ -12,8 +12,8 @@ from benchmarks.output_layer import bars, contenders, peers, problems
 from benchmarks.output_layer.contenders import Contender, Run
 from benchmarks.output_layer.measuring import Entry, equivalent_tflops, reason_of
 from benchmarks.output_layer.problems import Problem, Spec
+from benchmarks.output_layer.profiling import kernel_us_within, peak_cpu_bytes
 from benchmarks.output_layer.session import Session, fastest_exact
-from benchmarks.output_layer.steps import kernel_us_within
 
 TINY = Spec("B", 32, 16, 128, dtype=torch.float32)
 
@@ -175,3 +175,17 @@ def test_kernels_are_counted_by_the_range_they_are_launched_in() -> None:
         kernel_us_within(events, ["absent"])
     with pytest.raises(LookupError, match="no kernels"):
         kernel_us_within([e for e in events if "kernel" not in e["cat"] and "gpu" not in e["cat"]], ["rule"])
+
+
+def test_memory_on_a_cpu() -> None:
+    """Two buffers at a time of three, beside what was there before."""
+    torch.zeros(10_000)
+
+    def run() -> Any:
+        first = torch.zeros(250_000)
+        second = first + 1
+        del first
+        return second * 2
+
+    found = peak_cpu_bytes(run)
+    assert 2e6 <= found < 2.1e6

@@ -143,3 +143,13 @@ def test_triton_is_not_imported_with_the_library() -> None:
     code = "import sys, hebbian_softmax; print('triton' in sys.modules, 'torch._dynamo' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("impl", ["chunked", "reference", "auto"])
+def test_no_ignore_index_is_torchs_own(impl: str) -> None:
+    """None is the default of torch 2.13's function, and means -100 there."""
+    h, w, y = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([1, -100, 4])
+    expected = torch.nn.functional.cross_entropy(h @ w.T, y)
+    torch.testing.assert_close(linear_cross_entropy(h, w, y, ignore_index=None, impl=impl), expected)
+    log_prob, _ = linear_log_prob(h, w, y, ignore_index=None, impl=impl)
+    torch.testing.assert_close(-log_prob.sum() / 2, expected)

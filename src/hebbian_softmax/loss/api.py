@@ -11,7 +11,9 @@ from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
-_DEFAULTS = "mean", -100, 0.0, "auto", None
+_DEFAULTS = "mean", None, 0.0, "auto", None
+_IGNORED = -100
+"""``ignore_index`` where none is given."""
 
 
 def linear_cross_entropy(
@@ -22,7 +24,7 @@ def linear_cross_entropy(
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
     reduction: str = "mean",
-    ignore_index: int = -100,
+    ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     impl: str = "auto",
     workspace: int | None = None,
@@ -42,7 +44,7 @@ def linear_cross_entropy(
         linear_bias: (V,).
         weight: class weights, (V,).
         reduction: ``mean``, ``sum`` or ``none``.
-        ignore_index: targets of this value take no part.
+        ignore_index: targets of this value take no part; None is -100.
         label_smoothing: ε in [0, 1], as in ``F.cross_entropy``.
         impl: ``reference`` builds all logits; ``chunked`` works through them in tiles; ``triton`` in fused kernels
             (CUDA of capability 9.0, bfloat16, d divisible by 8). ``auto`` takes the fastest that fits, and
@@ -60,6 +62,7 @@ def linear_cross_entropy(
     """
     options = reduction, ignore_index, label_smoothing, impl, workspace
     plain = linear_bias is None and weight is None and options == _DEFAULTS
+    ignore_index = _IGNORED if ignore_index is None else ignore_index
     if plain and checks.is_usual(input, linear_weight, target):
         if selection.is_tiny(input, linear_weight, workspace):
             return F.cross_entropy(F.linear(input, linear_weight), target)
@@ -146,7 +149,7 @@ def linear_log_prob(
     target: Tensor,
     *,
     linear_bias: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = None,
     impl: str = "auto",
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -160,6 +163,7 @@ def linear_log_prob(
     >>> torch.allclose(log_normaliser, (h @ W.T).logsumexp(1))
     True
     """
+    ignore_index = _IGNORED if ignore_index is None else ignore_index
     checks.check_options("none", ignore_index, 0.0)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
