@@ -21,16 +21,17 @@ __all__ = ["quick"]
 PAPER = Path(__file__).parents[4] / "shared" / "paper.tex"
 SMALL = f"{SIZES} --size tiny --evaluations 2 --steps 6".replace("--tensorboard no", "").split()
 DAYS = {"train": "1987-02-01..1987-06-17", "valid": "1987-06-18..1987-06-29", "test": "1987-10-19..1987-10-20"}
-JUNE = date(1987, 6, 1).toordinal()
+JUNE, LAST = date(1987, 6, 1).toordinal(), date(1987, 6, 17).toordinal()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dated words: every third one was first seen in June."""
+    """Dated words: every third one was first seen in June, the others around 90 days before training ends."""
     made = corpus()
     path = tmp_path_factory.mktemp("corpora") / "dated"
     splits = {name: ids.numpy() for name, ids in made.splits.items()}
-    first_days = np.array([JUNE - 1 + (word % 3 == 0) for word in range(len(made.words))], np.int32)
+    days = (JUNE, LAST - 90, LAST - 89)  # the second is one too early
+    first_days = np.array([days[word % 3] for word in range(len(made.words))], np.int32)
     write_corpus(path, "reuters", splits, made.words, made.counts.tolist(), DAYS, [], {"first_days": first_days})
     return path
 
@@ -60,9 +61,8 @@ def words_of(run: Run, trial: str, split: str) -> tuple[Any, Any]:
 
 def test_reuters_has_the_words_of_june_beside_the_total(reproduce: Any) -> None:
     run, result = reproduce("reuters", "--trials", "1")
-    rows = table(result, "Perplexity on all words and on words first seen in the last month of training")
+    rows = table(result, "Perplexity on all words and on words first seen in June 1987; ")
     assert list(rows) == ["plain softmax", "literal rule", "corrected rule"]
-    name = "first seen in the last month of training"
     for title, short in (("plain softmax", "plain"), ("corrected rule", "corrected")):
         for split, column in (("valid", "validation"), ("test", "test")):
             fresh = []
@@ -70,14 +70,15 @@ def test_reuters_has_the_words_of_june_beside_the_total(reproduce: Any) -> None:
                 losses, ids = words_of(run, f"final-{short}-seed{seed}", split)
                 june = [loss for loss, word in zip(losses, ids, strict=True) if word % 3 == 0]
                 fresh.append(math.exp(sum(june) / len(june)))
-            assert rows[title][f"{column}, {name}"] == spread_cell(fresh)
+            assert rows[title][f"{column}, new in June"] == spread_cell(fresh)
     trials = {trial["name"]: trial for trial in result["metrics"]["trials"]}
     _, ids = words_of(run, "final-plain-seed0", "test")
-    assert trials["final-plain-seed0"]["sets"]["test"][name]["words"] == (ids % 3 == 0).sum()
-    assert "19" in result["summary"]
+    assert trials["final-plain-seed0"]["sets"]["test"]["last month"]["words"] == (ids % 3 == 0).sum()
+    assert trials["final-plain-seed0"]["sets"]["test"]["last 90 days"]["words"] == (ids % 3 != 1).sum()
+    assert table(result, "Perplexity on all words and on words first seen since 1987-03-20")
     assert "the days of the stock market crash" in result["summary"]
     assert "trained on 1987-02-01 to 1987-06-17" in result["summary"]
-    assert "first seen in June 1987" in result["summary"]
+    assert "tested on 1987-10-19 to 1987-10-20" in result["summary"]
 
 
 def test_the_frequency_table_is_that_of_the_saved_losses(reproduce: Any, folder: Path) -> None:

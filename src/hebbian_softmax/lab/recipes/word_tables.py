@@ -68,12 +68,12 @@ def _bucket(outcome: Outcome, bucket: str) -> float | None:
     return float("inf") if value is None and score["bucket_words"][bucket] else value
 
 
-def set_table(outcomes: Sequence[Outcome], name: str) -> Table:
-    """Perplexity on the words of a set beside that on all words."""
+def set_table(outcomes: Sequence[Outcome], name: str, short: str, described: str) -> Table:
+    """Perplexity on the words of a set, `short` in the columns, beside that on all words."""
     groups = by_title(outcomes, "final")
     known = next((each.sets for each in groups[PLAIN] if each.sets), {})
-    rows: list[list[Cell]] = []
     plain = [_of_set(each, "test", name) for each in groups[PLAIN]]
+    rows: list[list[Cell]] = []
     for title, group in groups.items():
         cells: list[Cell] = []
         for split in ("valid", "test"):
@@ -81,14 +81,10 @@ def set_table(outcomes: Sequence[Outcome], name: str) -> Table:
             cells.append(spread_cell([_of_set(each, split, name) for each in group]))
         change = None if title == PLAIN else change_cell(plain, [_of_set(each, "test", name) for each in group])
         rows.append([title, *cells, change])
-    counts = {split: known[split][name]["words"] if split in known else 0 for split in ("valid", "test")}
-    columns = ["", "validation, all", f"validation, {name}", "test, all", f"test, {name}", "change of the last"]
-    return Table(
-        f"Perplexity on all words and on words {name}: {counts['valid']:,} predictions of them in the validation "
-        f"text, {counts['test']:,} in the test text",
-        columns,
-        rows,
-    )
+    valid, test = (known[split][name]["words"] if split in known else 0 for split in ("valid", "test"))
+    many = f"{valid:,} of them are predicted in the validation text, {test:,} in the test text"
+    columns = ["", "validation, all", f"validation, {short}", "test, all", f"test, {short}", f"change, {short}"]
+    return Table(f"Perplexity on all words and on {described}; {many}", columns, rows)
 
 
 def _of_set(outcome: Outcome, split: str, name: str) -> float | None:
