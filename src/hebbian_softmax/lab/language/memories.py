@@ -21,6 +21,7 @@ from hebbian_softmax.memory import mix
 
 PIECES = {"cpu": 2**12}
 PIECE = 2**15  # words that memories read at a time elsewhere; on a CPU progress would show too seldom
+SLOW_PIECE = 2**8  # with MbPA of two steps, for the same reason
 Parts = Mapping[str, Tensor]
 """log p of every word but the first under `model`, `cache` and `mbpa`, on the CPU.
 
@@ -86,10 +87,10 @@ def check_shares(cache: float, mbpa: float) -> None:
         )
 
 
-def pieces(model: WordLSTM, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces(model: WordLSTM, ids: Tensor, *, slow: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """Activations (time, features) and the words that follow (time,), in the order of the text."""
     device = next(model.parameters()).device
-    for h, targets in stream(model, ids, chunk=PIECES.get(device.type, PIECE)):
+    for h, targets in stream(model, ids, chunk=SLOW_PIECE if slow else PIECES.get(device.type, PIECE)):
         yield h.squeeze(1), targets.squeeze(1)
 
 
@@ -110,7 +111,7 @@ def read_parts(
     found: dict[str, list[Tensor]] = {"model": [], "cache": [], "mbpa": []}
     done = 0
     with usable():
-        for h, targets in pieces(model, ids):
+        for h, targets in pieces(model, ids, slow=mbpa is not None and mbpa.steps > 1):
             found["model"].append(linear_log_prob(h, weight, targets, linear_bias=bias)[0])
             if cache is not None:
                 found["cache"].append(cache.sequence_log_prob(h, targets, workspace=memories.workspace))

@@ -106,7 +106,7 @@ def add_memory_options(command: argparse.ArgumentParser) -> None:
         "--workspace",
         metavar="MIB",
         type=integer(1, 2**20),
-        help="MiB that memories may hold (default: as docs/memory.md)",
+        help="MiB that each memory may work in (default: as in docs/memory.md)",
     )
     for flag, options, kind, title in KINDS:
         group = command.add_argument_group(f"with {flag}: {title}")
