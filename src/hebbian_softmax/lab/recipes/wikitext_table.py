@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.memory_command import FOLDER
 from hebbian_softmax.lab.language.memory_rows import memory_rows
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.recipes.word_recipe import Presented, present_all
@@ -30,7 +31,7 @@ def with_memories(
     mbpa: bool, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
 ) -> Mapping[str, Mapping[str, float]]:
     """The rows below a model's own, named as the paper names them."""
-    _, *rows = memory_rows(model, corpus, mbpa=mbpa, folder=folder, label="it", quiet=quiet).rows
+    _, *rows = memory_rows(model, corpus, mbpa=mbpa, folder=folder / FOLDER, label="it", quiet=quiet).rows
     return {
         "Cache" if row.memories.mbpa is None else "Cache + MbPA": {
             split: score.perplexity for split, score in row.scores.items()
