@@ -1,4 +1,4 @@
-"""Learning curves: perplexity against training words, as in the paper's figures 4, 6, 7 and 8."""
+"""Learning curves: perplexity against training words, as in the paper's figure 4 and those of its appendices."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
