@@ -211,7 +211,10 @@ def test_report_of_several_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("report", finished, finished) == 0
-    assert capsys.readouterr().out.count("seen fewer than 10 times  ") == 2
+    shown = capsys.readouterr().out
+    assert shown.count("seen fewer than 10 times  ") == 1  # one table for both
+    assert "plain softmax (1)" in shown
+    assert "Hebbian softmax (2)" in shown
     assert (tmp_path / "report.html").exists()
     assert call("report", finished, "--output", tmp_path / "missing" / "page.html") == 1
     assert "cannot write" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text
+from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
 
 TABLE = Table("Loss", ["name", "count", "loss"], [["plain", 12345, 0.123456], ["a longer name", None, "1 ± 2"]])
 
@@ -37,3 +37,14 @@ def test_a_row_of_another_length_is_refused() -> None:
 
 def test_no_rows() -> None:
     assert as_text(Table("T", ["a", "b"], [])) == "T\na  b"
+
+
+def test_tables_of_the_same_rows_stand_side_by_side() -> None:
+    one, two = (Table("t", ["row", "a", "b"], [["x", 1, number], ["y", 2, None]]) for number in (3, 4))
+    joined = side_by_side([one, two])
+    assert joined == Table(
+        "t", ["row", "a (1)", "b (1)", "a (2)", "b (2)"], [["x", 1, 3, 1, 4], ["y", 2, None, 2, None]]
+    )
+    assert side_by_side([one, Table("t", ["row", "a", "b"], [["x", 1, 3]])]) is None
+    assert side_by_side([one, Table("t", ["row", "a", "c"], one.rows)]) is None
+    assert side_by_side([one, Table("u", one.columns, one.rows)]) is None

@@ -9,7 +9,7 @@ from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.files import write_atomic
 from hebbian_softmax.lab.report.page import write_page
 from hebbian_softmax.lab.report.result import Result, load_result
-from hebbian_softmax.lab.report.tables import as_markdown, as_text
+from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
 from hebbian_softmax.lab.report.words import Beside, compare_words
 from hebbian_softmax.lab.runs import Run, open_run, to_json
 
@@ -49,13 +49,25 @@ def report(arguments: argparse.Namespace) -> int:
             print(to_json({"run": run.path.name, **run.config, "metrics": metrics, "log": run.records()}))
         return 0
     show = as_markdown if arguments.markdown else as_text
-    for run, result in zip(runs, results, strict=True):
-        print(f"{run.path}: {result.summary if result else 'not finished'}", end="\n\n")
+    joined = shared_tables(results)
+    for number, (run, result) in enumerate(zip(runs, results, strict=True), 1):
+        mark = f"({number}) " if joined else ""
+        print(f"{mark}{run.path}: {result.summary if result else 'not finished'}", end="\n\n")
         for table in result.tables if result else ():
-            print(show(table), end="\n\n")
-    for table in beside.tables:
+            if not any(table.title == each.title for each in joined):
+                print(show(table), end="\n\n")
+    for table in [*joined, *beside.tables]:
         print(show(table), end="\n\n")
     return 0
+
+
+def shared_tables(results: Sequence[Result | None]) -> list[Table]:
+    """The tables that all of several runs have, each as one."""
+    if len(results) < 2 or None in results:
+        return []
+    every = [{table.title: table for table in result.tables} for result in results if result is not None]
+    found = [side_by_side([tables[title] for tables in every]) for title in every[0] if all(title in t for t in every)]
+    return [table for table in found if table is not None]
 
 
 def write_files(runs: Sequence[Run], results: Sequence[Result | None], beside: Beside, output: Path | None) -> None:

@@ -20,6 +20,27 @@ class Table:
                 raise ValueError(f"table {self.title!r} has {len(self.columns)} columns, a row has {len(row)}")
 
 
+def side_by_side(tables: Sequence[Table]) -> Table | None:
+    """Tables of the same rows and columns as one, the columns numbered by table; None where they are not the same.
+
+    >>> one = Table("Accuracy, %", ["classes", "plain"], [["all", 61]])
+    >>> print(as_text(side_by_side([one, Table("Accuracy, %", ["classes", "plain"], [["all", 64]])])))
+    Accuracy, %
+    classes  plain (1)  plain (2)
+    all             61         64
+    """
+    first = tables[0]
+    names = [row[0] for row in first.rows]
+    for table in tables:
+        if (table.title, list(table.columns)) != (first.title, list(first.columns)):
+            return None
+        if [row[0] for row in table.rows] != names:
+            return None
+    columns = [f"{column} ({number})" for number, table in enumerate(tables, 1) for column in table.columns[1:]]
+    rows = [[name, *(cell for table in tables for cell in table.rows[at][1:])] for at, name in enumerate(names)]
+    return Table(first.title, [first.columns[0], *columns], rows)
+
+
 def format_cell(cell: Cell) -> str:
     """A cell for people: thousands apart, four digits of a float, a dash where there is nothing."""
     if cell is None:
