@@ -56,12 +56,12 @@ def test_few_inputs_are_taken_ahead() -> None:
 
 
 def test_who_stops_does_not_wait_for_work_under_way() -> None:
-    began = time.monotonic()
+    began, others = time.monotonic(), set(multiprocessing.active_children())  # of other tests
     results = in_order(wait_long, range(10), 2)
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert time.monotonic() - began < 30
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.mark.parametrize("processes", [1, 2])
