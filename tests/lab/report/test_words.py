@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.report.words import Beside, compare_words, models_of, pairs_of
 from hebbian_softmax.lab.runs import Run, create_run, open_run
 from tests.lab.language.commands import FEW, call, only
@@ -113,3 +114,22 @@ def test_a_later_evaluation_replaces_the_runs_own(runs: dict[str, Run], tmp_path
     result = run.result()
     assert result is not None
     assert model.score("valid") == result["metrics"]["scores"]["model"]["valid"]
+
+
+def test_an_evaluation_with_memories_leaves_the_models_own_scores(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+    assert call("evaluate", run.path, "--cache", "--cache-size", "5", "--quiet") == 0
+    capsys.readouterr()
+    assert call("report", run.path, runs["both"].path, "--markdown") == 0
+    total, _ = losses(run, "test-words.npz")
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| run |")][:1]
+    assert row.split("|")[-2].strip() == f"{math.exp(total.mean()):.4g}"
+
+
+def test_a_damaged_evaluation_is_one_clear_line(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+    (run.path / "evaluation.json").write_text("{}")
+    with pytest.raises(LabError, match=r"evaluation\.json is damaged .*: evaluate that run again"):
+        models_of([run])[0].score("test")

@@ -123,11 +123,13 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
 
 
 def _evaluation(run: Run) -> Mapping[str, Any]:
+    """The scores of the last `hebbian evaluate`; one with memories measures mixtures and has none."""
     path = run.path / "evaluation.json"
     if not path.exists():
         return {}
     try:
-        scores: Mapping[str, Any] = json.loads(path.read_bytes())["scores"]
+        found = json.loads(path.read_bytes())
+        scores: Mapping[str, Any] = {} if "memories" in found else found["scores"]
         return scores
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LabError(f"{path} is damaged ({reason(error)}): evaluate that run again") from error
