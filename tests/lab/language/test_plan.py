@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.language.plan import FILE, Speed, affordable_steps, make_plan
+from hebbian_softmax.lab.language.plan import FILE, Speed, affordable_steps, make_plan, measure_speed
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
 from hebbian_softmax.lab.runs import Run, create_run
@@ -56,6 +57,35 @@ def test_a_measured_number_is_kept(run: Run) -> None:
     made.clear()
     assert settle(run, made, max_seconds=15.0, evaluations=1) == steps
     assert not made
+
+
+def test_what_a_device_takes_to_get_warm_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way to read a text takes 50 s at first, then 2 s; the first three steps 10 s each, then 1 s."""
+    now, warm, steps = 0.0, set(), 0
+    train_step = WordTask.train_step
+
+    def read(model: Any, ids: torch.Tensor, *, streams: int, **_: Any) -> torch.Tensor:
+        nonlocal now
+        now += 2.0 if streams in warm else 50.0
+        warm.add(streams)
+        return torch.ones(len(ids) - 1)
+
+    def step(self: WordTask) -> Any:
+        nonlocal now, steps
+        now, steps = now + (1.0 if steps >= 3 else 10.0), steps + 1
+        return train_step(self)
+
+    monkeypatch.setattr("hebbian_softmax.lab.language.plan.time.monotonic", lambda: now)
+    for module in ("plan", "evaluation"):
+        monkeypatch.setattr(f"hebbian_softmax.lab.language.{module}.word_losses", read)
+    monkeypatch.setattr(WordTask, "train_step", step)
+    monkeypatch.setattr("hebbian_softmax.lab.language.plan.SAMPLE", 10)
+    given = settings(Settings, max_seconds=1000.0)
+    task = WordTask(corpus(), given, {"": True}, steps=1, device=device())
+    predictions = sum(len(task.corpus.splits[split]) - 1 for split in ("valid", "test"))
+    speed = measure_speed(task, given, 0.0)
+    assert speed == Speed(step=1.0, evaluation=2.0, final=pytest.approx(2.0 / 10 * predictions), spent=now)
+    assert now == 30 + 5 + 100 + 2 + 2 * 2
 
 
 def test_the_time_is_shared_out() -> None:
