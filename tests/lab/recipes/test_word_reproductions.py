@@ -118,6 +118,15 @@ def test_wikitext_table_has_memories_below_their_models(reproduce: Any) -> None:
     assert (literal["rate"], literal["rule_scale"], literal["center"]) == ("paper", "1", "no")
 
 
+@pytest.mark.parametrize("words", [0, 3])
+def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Any, words: int) -> None:
+    run, result = reproduce("wikitext-table", "--trials", "0", "--seeds", "1", "--two-step-words", str(words))
+    rows = table(result, "Perplexity on reuters; the paper's on WikiText-103")
+    assert rows["LSTM + Hebbian + Cache + MbPA (corrected rule)"]["paper, test"] == "29.2"
+    kept = sorted((run.path / "trials" / "final-plain-seed0" / "memories").glob("valid-two-steps-*"))
+    assert bool(kept) == bool(words)
+
+
 @pytest.mark.parametrize("name", ["wikitext-curves", "gutenberg-curves", "gigaword-curves"])
 def test_curves(reproduce: Any, name: str) -> None:
     run, result = reproduce(name, "--trials", "1", "--seeds", "1", "--limit", "7,3")
@@ -201,6 +210,19 @@ def test_the_papers_numbers_are_those_of_its_source() -> None:
             cells = tuple(cell.replace("\\\\", "").strip() for cell in line.split("&"))[1:]
             assert cells == expected
     assert rows.totals == (53.5, 43.7)
+
+
+def test_other_books_have_the_papers_numbers_for_books_below_them(tmp_path: Path) -> None:
+    made = corpus()
+    splits = {name: ids.numpy() for name, ids in made.splits.items()}
+    folder = tmp_path / "novels"
+    write_corpus(folder, "novels", splits, made.words, made.counts.tolist(), {"corpus": "gutenberg"}, [])
+    options = [*SMALL, "--trials", "0", "--seeds", "1", "--corpus", folder, "--quiet", "--runs", tmp_path / "runs"]
+    assert call("reproduce", "frequency-table", *options) == 0
+    result = only(tmp_path / "runs").result()
+    assert result is not None
+    rows = table(result, "Test perplexity on novels by training occurrences")
+    assert rows["paper, Gutenberg, softmax"]["all"] == "47.9"
 
 
 def test_stand_ins_have_the_numbers_of_what_they_stand_for() -> None:

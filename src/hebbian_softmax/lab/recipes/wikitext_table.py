@@ -11,13 +11,14 @@ from pathlib import Path
 
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.memory_command import FOLDER
+from hebbian_softmax.lab.language.memory_grid import Grids
 from hebbian_softmax.lab.language.memory_rows import memory_rows
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.recipes.word_recipe import Presented, present_all
 from hebbian_softmax.lab.recipes.word_reproductions import ReproduceSettings, Reproduction
 from hebbian_softmax.lab.recipes.word_tables import frequency_table, totals_table, wikitext_table
 from hebbian_softmax.lab.recipes.word_trials import Measure, Outcome
-from hebbian_softmax.lab.settings import choice, setting
+from hebbian_softmax.lab.settings import choice, integer, setting
 
 MEMORIES = ("none", "cache", "all")
 
@@ -25,13 +26,17 @@ MEMORIES = ("none", "cache", "all")
 @dataclass(frozen=True)
 class TableSettings(ReproduceSettings):
     memories: str = setting("all", "rows with memories: none, cache, or all: cache and MbPA", choice(*MEMORIES))
+    two_step_words: int = setting(
+        Grids.two_step_words, "validation words to sweep two steps of MbPA on; 0: one step only", integer(0)
+    )
 
 
 def with_memories(
-    mbpa: bool, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
+    mbpa: bool, grids: Grids, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
 ) -> Mapping[str, Mapping[str, float]]:
     """The rows below a model's own, named as the paper names them."""
-    _, *rows = memory_rows(model, corpus, mbpa=mbpa, folder=folder / FOLDER, label="it", quiet=quiet).rows
+    place = folder / FOLDER
+    _, *rows = memory_rows(model, corpus, grids=grids, mbpa=mbpa, folder=place, label="it", quiet=quiet).rows
     return {
         "Cache" if row.memories.mbpa is None else "Cache + MbPA": {
             split: score.perplexity for split, score in row.scores.items()
@@ -41,7 +46,9 @@ def with_memories(
 
 
 def measures(settings: TableSettings) -> list[Measure]:
-    return [] if settings.memories == "none" else [partial(with_memories, settings.memories == "all")]
+    if settings.memories == "none":
+        return []
+    return [partial(with_memories, settings.memories == "all", Grids(two_step_words=settings.two_step_words))]
 
 
 def present_table(outcomes: Sequence[Outcome]) -> Presented:

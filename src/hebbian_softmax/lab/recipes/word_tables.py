@@ -54,7 +54,8 @@ def frequency_table(outcomes: Sequence[Outcome]) -> Table:
         cells: list[Cell] = [spread_cell([_bucket(each, bucket) for each in group]) for bucket in BUCKETS]
         rows.append([title, *cells, spread_cell(perplexities(group, "test"))])
     corpus = outcomes[0].corpus["name"]
-    if (paper := paper_rows(corpus)) is not None:
+    kind = outcomes[0].corpus["settings"].get("corpus", corpus)  # of other books, say, under a name of their own
+    if (paper := paper_rows(kind)) is not None:
         rows.append([f"paper, {paper.name}, softmax", *paper.softmax])
         rows.append([f"paper, {paper.name}, Hebbian softmax", *paper.hebbian])
     return Table(f"Test perplexity on {corpus} by training occurrences of the word", ["", *BUCKETS, "all"], rows)
