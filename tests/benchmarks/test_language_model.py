@@ -21,10 +21,14 @@ def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [result["vocabulary"] for result in found["results"]] == [300, 100]
     for result in found["results"]:
         assert result["hebbian_over_plain"] > 0
+        assert result["one_stream_words_per_second"] > 0
         for head in ("plain", "Hebbian"):
             assert result[head]["words_per_second"] > 0
             assert set(result[head]["parts_ms"]) == set(result["floor_ms"]) == set(language_model.PARTS)
-    assert "Where the time goes" in capsys.readouterr().out
+    assert found["settings"]["limit"] == 500  # the paper's: what is past T costs nothing
+    output = capsys.readouterr().out
+    assert "Where the time goes" in output
+    assert "Measured in one stream" in output
 
 
 @pytest.mark.parametrize("hebbian", [True, False])
