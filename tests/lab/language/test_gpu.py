@@ -1,14 +1,17 @@
 """What only a GPU shows: nothing waits for it, cuDNN takes the LSTM as it is, and the numbers are the CPU's."""
 
+import io
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner, make_model
-from hebbian_softmax.lab.language.task import make_windows
+from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
 pytestmark = pytest.mark.gpu
@@ -74,3 +77,30 @@ def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
     found = [word_losses(learner.model, words.splits["valid"]) for learner in learners.values()]
     torch.testing.assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [(WORDS, SIZES), (8000, {**SIZES, "batch": 512, "sequence": 20})],  # the second is large enough for the fused loss
+)
+def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, Any]) -> None:
+    text = corpus(words, 40_000)
+
+    def task() -> WordTask:
+        return WordTask(text, settings(**sizes, precision="bf16"), {"": True}, steps=6, device=CUDA)
+
+    def step(task: WordTask, count: int) -> None:
+        for _ in range(count):
+            task.train_step()
+
+    with deterministic(True):
+        whole, stopped, resumed = task(), task(), task()
+        step(whole, 6)
+        step(stopped, 3)
+        saved = io.BytesIO()
+        torch.save(stopped.state_dict(), saved)
+        saved.seek(0)
+        resumed.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
+        step(resumed, 3)
+    expected, found = (each.learners[""].model.state_dict() for each in (whole, resumed))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
