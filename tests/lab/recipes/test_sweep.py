@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,34 @@ def test_all_is_made_again_without_corpus_and_device(
     (run.path / "perplexity.png").unlink()
     assert call("report", run.path) == 0
     assert (run.path / "perplexity.png").read_bytes() == drawn
+
+
+def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("sweep", folder, *SMALL, "--steps", "4", "--seeds", "2", "--quiet", "--runs", tmp_path) == 0
+    run = only(tmp_path)
+    (run.path / "result.json").unlink()
+
+    def rows() -> list[list[str]]:
+        capsys.readouterr()
+        assert call("report", run.path) == 0
+        lines = capsys.readouterr().out.splitlines()
+        starts = [number for number, line in enumerate(lines) if "Not finished: Perplexity on toy, mean" in line]
+        return [re.split(" {2,}", line) for start in starts for line in lines[start + 2 : start + 4]]
+
+    (_, seeds, *both), other = rows()
+    assert (seeds, other[:2]) == ("2", ["Hebbian softmax", "2"])
+    shutil.rmtree(run.path / "trials" / "final-hebbian-seed1")
+    (title, seeds, valid, test, *_), other = rows()
+    assert (title, seeds, other[:2]) == ("plain softmax", "1", ["Hebbian softmax", "1"])
+    stored = result_of(open_run(run.path / "trials" / "final-plain-seed0"))["metrics"]["trial"]["scores"]
+    assert [valid, test] == [f"{stored[split]['perplexity']:.2f}" for split in ("valid", "test")]
+    assert both[:2] != [valid, test]
+    assert "Not finished: Perplexity on toy" in (run.path / "page.html").read_text()
+    for left in (run.path / "trials").glob("final-*"):
+        shutil.rmtree(left)
+    assert rows() == []
 
 
 def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

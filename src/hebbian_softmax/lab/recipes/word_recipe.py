@@ -18,12 +18,12 @@ from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.language.settings import TrainSettings
 from hebbian_softmax.lab.recipes.recipe import Recipe
 from hebbian_softmax.lab.recipes.tuning import PLAIN, Rule, by_title, tabulate_settings, tabulate_tuning
-from hebbian_softmax.lab.recipes.word_trials import Bench, Measure, Outcome, Trial, WordSets
+from hebbian_softmax.lab.recipes.word_trials import FOLDER, Bench, Measure, Outcome, Trial, WordSets
 from hebbian_softmax.lab.report.curves import BANDS, CAPTION, draw_curves
 from hebbian_softmax.lab.report.perplexities import apart, spread_cell
-from hebbian_softmax.lab.report.result import Figure, Result
+from hebbian_softmax.lab.report.result import Figure, Result, load_result
 from hebbian_softmax.lab.report.tables import Table
-from hebbian_softmax.lab.runs import Run
+from hebbian_softmax.lab.runs import Run, open_run
 from hebbian_softmax.lab.trials import OutOfTimeError
 
 CURVES = "perplexity.png"
@@ -72,6 +72,34 @@ class WordRecipe(Recipe):
             raise LabError(
                 f"{run.path / 'result.json'} lacks what its figures are drawn from ({reason(error)})"
             ) from error
+
+    def tables_so_far(self, run: Run) -> list[Table]:
+        """Of a run that is not finished, with the seeds that all rows have; none before such a seed."""
+        whole = whole_seeds(stored_outcomes(run))
+        if PLAIN not in by_title(whole, "final"):
+            return []
+        return [replace(table, title=f"Not finished: {table.title}") for table in self.present(whole).tables]
+
+
+def stored_outcomes(run: Run) -> list[Outcome]:
+    """Of the trials that are done, in the order in which they were begun."""
+    done = (run.path / FOLDER).glob("*/result.json")
+    results = {path: load_result(open_run(path.parent)) for path in done}
+    try:
+        order = sorted(results, key=lambda path: (path.with_name("config.json").stat().st_mtime_ns, path))
+        return [Outcome(**result.metrics["trial"]) for path in order if (result := results[path]) is not None]
+    except (KeyError, TypeError) as error:
+        raise LabError(f"a result.json in {run.path / FOLDER} is not that of a trial ({reason(error)})") from error
+
+
+def whole_seeds(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Without the final trials of a seed that another row does not have: means over other seeds do not compare."""
+    titles: dict[int, set[str]] = {}
+    for outcome in outcomes:
+        if outcome.part == "final":
+            titles.setdefault(outcome.settings["seed"], set()).add(outcome.title)
+    most = max(map(len, titles.values()), default=0)
+    return [each for each in outcomes if each.part != "final" or len(titles[each.settings["seed"]]) == most]
 
 
 def make_recipe(experiment: Experiment, *, help: str, description: str, settings: type) -> WordRecipe:

@@ -2,7 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hebbian_softmax.lab.console import say
 from hebbian_softmax.lab.errors import LabError
@@ -12,6 +14,9 @@ from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
 from hebbian_softmax.lab.report.words import Beside, compare_words
 from hebbian_softmax.lab.runs import Run, open_run, to_json
+
+if TYPE_CHECKING:
+    from hebbian_softmax.lab.recipes.word_recipe import WordRecipe
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,6 +44,8 @@ def report(arguments: argparse.Namespace) -> int:
     runs = [open_run(path) for path in arguments.runs]
     results = [load_result(run) for run in runs]
     beside = compare_words(runs)
+    unfinished = [table for run, result in zip(runs, results, strict=True) if not result for table in so_far(run)]
+    beside = replace(beside, tables=[*beside.tables, *unfinished])
     for note in beside.notes:
         say(f"note: {note}")
     if arguments.output is not None or not (arguments.json or arguments.markdown):
@@ -88,13 +95,25 @@ def write_files(runs: Sequence[Run], results: Sequence[Result | None], beside: B
     say(f"Page: {page}")
 
 
-def draw_missing(run: Run, result: Result | None) -> None:
-    """Figures that did not travel with result.json are drawn again from its numbers, where it has them all."""
+def word_recipe(run: Run) -> "WordRecipe | None":
+    """The recipe of many language models that a run is of, if it is of one."""
     from hebbian_softmax.lab.recipes import RECIPES
     from hebbian_softmax.lab.recipes.word_recipe import WordRecipe
 
     recipe = next((each for each in RECIPES if each.command == run.command), None)
-    if result is None or not isinstance(recipe, WordRecipe):
+    return recipe if isinstance(recipe, WordRecipe) else None
+
+
+def so_far(run: Run) -> list[Table]:
+    """The tables of a sweep or a reproduction that is not finished."""
+    recipe = word_recipe(run)
+    return [] if recipe is None else recipe.tables_so_far(run)
+
+
+def draw_missing(run: Run, result: Result | None) -> None:
+    """Figures that did not travel with result.json are drawn again from its numbers, where it has them all."""
+    recipe = word_recipe(run)
+    if result is None or recipe is None:
         return
     if missing := [figure.file for figure in result.figures if not (run.path / figure.file).exists()]:
         images = recipe.images_of(run, result)
