@@ -150,7 +150,7 @@ def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]],
     """Everything, most important first: the shapes, their steps, peaked logits, then the sweeps."""
     for spec in specs:
         # The fast ones take turns where they fit beside each other: no launch then finds the device idle, and they
-        # find it equally hot, as the peak did. Slow ones among them would let it cool: 2.33 ms instead of 2.70 at B.
+        # find it equally hot, as the peak did. Slow ones among them would let it cool and its clock rise.
         fast = [c for c in loss_contenders(spec) if c.name in FAST.get(spec.name, ())]
         session.part(spec, fast if compiles else without_optional(fast), together=True)
         session.part(spec, without_optional([c for c in loss_contenders(spec) if c not in fast]))

@@ -9,11 +9,11 @@ from hebbian_softmax import device
 
 _CHUNK = 512
 _MOST = 2**16
-"""Keys beyond which torch's sort is faster: the search in every chunk grows with the square of their number."""
+"""Keys beyond which torch sorts: the search in every chunk grows with the square of their number."""
 
 
 def stable_sort(keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """``keys.sort(stable=True)`` of integers -1 … classes - 1; on an H200 8,192 took 7 us, torch 27."""
+    """``keys.sort(stable=True)`` of integers -1 … classes - 1, in two launches where torch has several."""
     n = keys.numel()
     if n > _MOST:
         return torch.sort(keys, stable=True)

@@ -28,6 +28,7 @@ RATES: dict[str, Callable[[float, int], Rate]] = {
     "constant": lambda gamma, limit: ConstantRate(gamma),
     "inverse": lambda gamma, limit: InverseCountRate(),
 }
+"""λ from γ and T; of the variants only the paper's ends at T."""
 
 
 @dataclass(frozen=True)
