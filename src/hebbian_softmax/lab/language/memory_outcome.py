@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
@@ -39,13 +40,13 @@ def keep_words(run: Run, prefix: str, found: MemoryRows, corpus: Corpus) -> list
 
     files = []
     for split, parts in found.parts.items():
-        arrays = {name: (-log_prob).float().numpy() for name, log_prob in parts.items()}
+        arrays: dict[str, Any] = {name: (-log_prob).float().numpy() for name, log_prob in parts.items()}
         arrays["nll"] = np.stack([losses.float().numpy() for losses in found.losses(split)])
         arrays["rows"] = np.array([row.memories.name for row in found.rows])
         arrays["ids"] = text_of(corpus, split)[1:].numpy()
         arrays["corpus"] = np.array(corpus.fingerprint)
         files.append(words_file(prefix, split))
-        write_atomic(run.path / files[-1], lambda file, arrays=arrays: np.savez_compressed(file, **arrays))  # type: ignore[misc]
+        write_atomic(run.path / files[-1], partial(np.savez_compressed, **arrays))
     return files
 
 

@@ -128,8 +128,9 @@ def read_cache_grid(
     with usable():
         for h, targets in pieces(model, ids):
             base.append(linear_log_prob(h, weight, targets, linear_bias=bias)[0].cpu())
-            grid = {"thetas": list(grids.thetas), "sizes": list(grids.sizes)}
-            every.append(cache.sequence_log_prob(h, targets, **grid, workspace=workspace).cpu())  # type: ignore[arg-type]
+            thetas, sizes = list(grids.thetas), list(grids.sizes)
+            found = cache.sequence_log_prob(h, targets, thetas=thetas, sizes=sizes, workspace=workspace)
+            every.append(found.cpu())
             norms.append(h.float().square().sum(1).cpu())
             progress.update(progress.done + len(targets))
         norm = torch.cat(norms).double().mean()

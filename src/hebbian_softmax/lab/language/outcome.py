@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
@@ -50,7 +51,7 @@ def measure_all(
                 kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}
                 write_atomic(
                     run.path / words_file(prefix, split),
-                    lambda file, kept=kept: np.savez_compressed(file, **kept),  # type: ignore[misc]
+                    partial(np.savez_compressed, **kept),
                 )
     return scores
 
