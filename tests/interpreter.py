@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,15 @@ def reason_against_it() -> str | None:
 
 
 interpreted = pytest.mark.skipif(reason_against_it() is not None, reason=str(reason_against_it()))
+
+
+def compile_apart(program: str, cache: Path) -> None:
+    """Run a program of the tests that compiles kernels, where Triton is not interpreted; it must succeed."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+    }
+    done = subprocess.run([sys.executable, root / "tests" / program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

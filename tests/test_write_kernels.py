@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +27,7 @@ from hebbian_softmax import (
 from hebbian_softmax import device as hardware
 from hebbian_softmax.activations import Activations
 from hebbian_softmax.write import class_sums, write_batch
-from tests.interpreter import interpreted, quiet
+from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
 pytestmark = quiet
@@ -314,13 +311,4 @@ def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Also without one. In a process of its own, since Triton may be interpreted in this one."""
-    root = Path(__file__).parents[1]
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
-    }
-    done = subprocess.run(
-        [sys.executable, root / "tests" / "compile_kernels.py"], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    compile_apart("compile_kernels.py", tmp_path)

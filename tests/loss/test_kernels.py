@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from hebbian_softmax.loss.preparing import prepare
 from hebbian_softmax.loss.weighting import Weighting
+from tests.interpreter import compile_apart
 
 pytest.importorskip("triton", reason="kernels need Triton")
 kernels = pytest.importorskip("hebbian_softmax.loss.kernels")
@@ -71,12 +69,4 @@ def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Also without one. In a process of its own, since Triton may be interpreted in this one."""
-    root = Path(__file__).parents[2]
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
-    }
-    program = root / "tests" / "loss" / "compile_kernels.py"
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    compile_apart("loss/compile_kernels.py", tmp_path)

@@ -7,9 +7,6 @@ GPU in bfloat16 and in its own tiles, as in use.
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hebbian_softmax import NeuralCache
 from hebbian_softmax.memory import banded
 from hebbian_softmax.memory.history import Timeline
-from tests.interpreter import interpreted, quiet
+from tests.interpreter import compile_apart, interpreted, quiet
 from tests.loss.test_memory import Watch
 from tests.memory.oracles import cache_log_prob, stream
 
@@ -333,12 +330,4 @@ def test_it_is_repeatable_when_many_programs_run() -> None:
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Also without one. In a process of its own, since Triton may be interpreted in this one."""
-    root = Path(__file__).parents[2]
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
-    }
-    program = root / "tests" / "memory" / "compile_kernels.py"
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    compile_apart("memory/compile_kernels.py", tmp_path)

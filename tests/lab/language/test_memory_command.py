@@ -15,7 +15,9 @@ from hebbian_softmax.lab.language.trained import load_trained
 from hebbian_softmax.lab.runs import Run, open_run
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.memory_oracle import losses_of, parts_of, perplexity_of
-from tests.lab.language.toy import device, prepared
+from tests.lab.language.toy import device, folder
+
+__all__ = ["folder"]
 
 SMALL = ["--quiet", "--cache", "--mbpa", "--cache-size", "20", "--cache-theta", "0.4"]
 SMALL += ["--mbpa-neighbours", "5", "--mbpa-share", "0.1", "--words", "0:9"]
@@ -33,13 +35,6 @@ SWEEP += [
 ]
 SWEEP += ["--two-step-words", "6"]
 VALID = ["--split", "valid", "--json", "--quiet", "--words", "0:5"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpora") / "toy"
-    prepared(path)
-    return path
 
 
 @pytest.fixture(scope="module")

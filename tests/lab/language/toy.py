@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +29,14 @@ def prepared(folder: Path, **splits: Tensor) -> Corpus:
     made = corpus()
     arrays = {name: splits.get(name, ids).numpy() for name, ids in made.splits.items()}
     return write_corpus(folder, "toy", arrays, made.words, made.counts.tolist(), {"words": WORDS}, [])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus as a folder, for the tests of a module that import this."""
+    path = tmp_path_factory.mktemp("corpora") / "toy"
+    prepared(path)
+    return path
 
 
 def device() -> torch.device:

@@ -19,20 +19,13 @@ from hebbian_softmax.lab.recipes import word_recipe, word_trials
 from hebbian_softmax.lab.report.curves import draw_curves
 from hebbian_softmax.lab.runs import Run, open_run
 from tests.lab.language.commands import SIZES, call, only
-from tests.lab.language.toy import prepared
+from tests.lab.language.toy import folder
 from tests.lab.recipes.quick import quick
 
-__all__ = ["quick"]
+__all__ = ["folder", "quick"]
 ROOT = Path(__file__).parents[3]
 GRID = f"{SIZES.replace('--hidden 8', '--hidden 8,4')} --layers 1 --layer-norm none --tied yes --input-dropout 0.1"
 SMALL = f"{GRID} --evaluations 2 --trials 2 --seeds 1".replace("--tensorboard no", "").split()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpora") / "toy"
-    prepared(path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,11 @@ import torch
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.runs import Run, open_run
 from tests.lab.language.commands import FEW, SIZES, call, only
-from tests.lab.language.toy import prepared
+from tests.lab.language.toy import folder, prepared
+
+__all__ = ["folder"]
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpora") / "toy"
-    prepared(path)
-    return path
 
 
 def error_of(capsys: pytest.CaptureFixture[str]) -> str:

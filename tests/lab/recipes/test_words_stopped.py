@@ -13,16 +13,11 @@ import torch
 
 from hebbian_softmax.lab.runs import Run
 from tests.lab.language.commands import FEW, MANY, call, only
-from tests.lab.language.toy import prepared
+from tests.lab.language.toy import folder
+
+__all__ = ["folder"]
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpora") / "toy"
-    prepared(path)
-    return path
 
 
 def state(run: Run) -> dict[str, Any]:
