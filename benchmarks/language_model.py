@@ -224,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds, shared by the vocabularies")
     parser.add_argument("--quick", action="store_true", help="toy sizes, to see that it works")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
+    parser.add_argument("--commit", default=None, help="to name in the record (default: asked of git)")
     arguments = parser.parse_args(argv)
     began = time.monotonic()
     if arguments.quick:
@@ -249,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "settings": asdict(settings),
             "sizes": asdict(settings.sizes),
             "rates": rates,
+            "commit": arguments.commit or environment.commit(),
             "versions": environment.versions(),
             "hardware": environment.hardware(),
             "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,

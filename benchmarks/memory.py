@@ -16,7 +16,6 @@ import copy
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from datetime import date
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
+from hebbian_softmax.lab import environment as lab
 from hebbian_softmax.memory import mix
 
 SIZES: dict[str, dict[str, int]] = {
@@ -219,7 +219,6 @@ def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> di
 
 
 def environment(device: str, commit: str | None) -> dict[str, Any]:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     info = Path("/proc/cpuinfo")
     models = (
         [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
@@ -231,7 +230,7 @@ def environment(device: str, commit: str | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else next(iter(models), platform.processor()),
         "threads": torch.get_num_threads(),
-        "commit": commit or asked.stdout.strip() or "unknown",
+        "commit": commit or lab.commit(),
         "date": date.today().isoformat(),
     }
 

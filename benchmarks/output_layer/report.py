@@ -14,6 +14,7 @@ import torch
 from benchmarks.output_layer.bars import added_by_write
 from benchmarks.output_layer.measuring import Entry
 from benchmarks.output_layer.problems import Spec
+from hebbian_softmax.lab import environment
 
 EAGER = "eager"
 COLUMNS = (
@@ -38,7 +39,7 @@ def header(device: str, commit: str | None, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: _version(name) for name in ("triton", "liger-kernel", "cut-cross-entropy")},
-        "commit": commit or _output("git", "describe", "--always", "--dirty"),
+        "commit": commit or environment.commit(),
         "command": command,
     }
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
@@ -37,6 +38,16 @@ def hardware() -> dict[str, str | int | list[str]]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def commit() -> str:
+    """The checkout's commit, marked if changed since, or ``unknown`` where there is none."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        asked = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return "unknown"
+    return asked.stdout.strip() or "unknown"
 
 
 def _cpu_name() -> str:
