@@ -39,7 +39,8 @@ class Windows:
         self.epoch_steps = windows // batch
         """Steps of an epoch."""
         self._windows, self._rank, self._ranks = windows, rank, ranks
-        self._ids = ids.to(self.device) if _fits(ids, self.device) else ids
+        self._resident = _fits(ids, self.device)
+        self._ids = ids.to(self.device) if self._resident else ids
         self._steps = torch.arange(length + 1, device=self._ids.device).unsqueeze(1)
         self._epoch, self._starts = -1, torch.empty(0, dtype=torch.long)
 
@@ -51,7 +52,7 @@ class Windows:
         share = self.batch // self._ranks
         first = position * self.batch + self._rank * share
         words = self._ids[self._starts[first : first + share] + self._steps]
-        if words.device != self.device:  # too many for the GPU: copied while it computes
+        if not self._resident:  # copied while the GPU computes
             words = words.pin_memory().to(self.device, non_blocking=True)
         return words.long()
 
