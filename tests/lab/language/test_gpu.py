@@ -51,6 +51,7 @@ def test_a_text_too_long_for_the_device_gives_the_same_words(monkeypatch: pytest
         assert torch.equal(copied.at(step), resident.at(step))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11 says so of every profile
 def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
     """Not a loop over time; weights that cuDNN would have to copy are a warning, and so an error here."""
     given = settings(**SIZES, precision="bf16")
