@@ -9,10 +9,10 @@ from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 
 Log = Sequence[Mapping[str, Any]]
 """Records of a training: `words`, and perplexities by name."""
-CUT = 4.0  # a curve begins where it is below so many times the lowest end: else its first points hide all the others
+CUT = 10.0  # times the lowest end: where the axis ends, else first points of 1e20 would hide all the others
 CAPTION = (
     "Validation perplexity against training words, of all words and of those seen fewer than 100 times in training. "
-    "Points above four times the lowest end are left out."
+    "The axis is logarithmic; what is above ten times the lowest end is cut off."
 )
 BANDS = " Lines are means over seeds, bands two standard deviations."
 
@@ -47,21 +47,21 @@ def draw_curves(groups: Mapping[str, Sequence[Log]], prefixes: Mapping[str, str]
             for label, logs in groups.items()
         }
         ends = [curve[-1][1] for curve in curves.values() if curve]
-        top = CUT * min(ends) if ends else 0.0
+        lowest = min((mean for curve in curves.values() for _, mean, _ in curve), default=0.0)
         lines = []
         for label, curve in curves.items():
-            kept = [point for point in curve if point[1] <= top]
-            spread = any(sigma for _, _, sigma in kept)
+            spread = any(sigma for _, _, sigma in curve)
             lines.append(
                 Line(
                     label,
-                    [words / 1e6 for words, _, _ in kept],
-                    [mean for _, mean, _ in kept],
-                    [mean - 2 * sigma for _, mean, sigma in kept] if spread else (),
-                    [mean + 2 * sigma for _, mean, sigma in kept] if spread else (),
+                    [words / 1e6 for words, _, _ in curve],
+                    [mean for _, mean, _ in curve],
+                    [max(1.0, mean - 2 * sigma) for _, mean, sigma in curve] if spread else (),
+                    [mean + 2 * sigma for _, mean, sigma in curve] if spread else (),
                 )
             )
-        return Panel(title, lines, y_label="validation perplexity")
+        seen = (0.85 * lowest, CUT * min(ends)) if ends else None
+        return Panel(title, lines, y_label="validation perplexity", log_y=seen)
 
     panels = [panel("all words", ""), panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}")]
     return line_figure(panels, x_label="millions of training words", y_label="")

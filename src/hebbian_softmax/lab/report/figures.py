@@ -39,6 +39,8 @@ class Panel:
     x_label: str = ""
     y_label: str = ""
     log_x: bool = False
+    log_y: tuple[float, float] | None = None
+    """If given, y is logarithmic from one to the other, and what lies outside is cut off."""
 
 
 def require_extras() -> None:
@@ -50,7 +52,7 @@ def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes
     """Panels side by side, on one y axis unless they have labels of their own, as a PNG. The labels name the units."""
     require_extras()
     from matplotlib.figure import Figure  # drawn without pyplot, so no display and no global state
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(1.5 + 4.2 * len(panels), 4.0), layout="constrained")
     together = not any(panel.y_label for panel in panels)
@@ -79,6 +81,12 @@ def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes
             axes.set_xscale("log")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        if panel.log_y:
+            axes.set_yscale("log")
+            axes.set_ylim(panel.log_y)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
         axes.legend(fontsize=10)
     if together:
