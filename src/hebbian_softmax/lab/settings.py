@@ -18,9 +18,12 @@ from typing import Any
 METAVARS = {int: "N", float: "NUMBER"}
 
 
-def setting(default: Any, help: str, parse: Callable[[str], Any]) -> Any:
-    """A field of a settings dataclass: `parse` turns the option's text into a value or refuses it."""
-    return dataclasses.field(default=default, metadata={"help": help, "parse": parse})
+def setting(default: Any, help: str, parse: Callable[[str], Any], later: bool = False) -> Any:
+    """A field of a settings dataclass: `parse` turns the option's text into a value or refuses it.
+
+    `later`: runs were begun before there was this setting. They go on with its default, so that is to be what they did.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "later": later})
 
 
 def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
@@ -44,10 +47,12 @@ def given_options(arguments: argparse.Namespace, settings: type) -> dict[str, An
 
 def from_values(settings: type, values: Mapping[str, Any]) -> Any:
     """Settings from a file's values, under the same rules as from the command line; ValueError says what is wrong."""
-    if (names := {field.name for field in dataclasses.fields(settings)}) != set(values):
+    fields = dataclasses.fields(settings)
+    values = {**{field.name: field.default for field in fields if field.metadata["later"]}, **values}
+    if (names := {field.name for field in fields}) != set(values):
         raise ValueError(f"other settings: {', '.join(sorted(names ^ set(values)))}")
     parsed = {}
-    for field in dataclasses.fields(settings):
+    for field in fields:
         try:
             parsed[field.name] = field.metadata["parse"](str(values[field.name]))
         except argparse.ArgumentTypeError as error:

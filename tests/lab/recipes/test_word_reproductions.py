@@ -2,61 +2,22 @@
 
 import math
 import re
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hebbian_softmax.lab.data.corpus import BUCKETS, bucket_of, open_corpus, write_corpus
 from hebbian_softmax.lab.recipes.paper_numbers import FREQUENCY_TABLE, WIKITEXT_TABLE, paper_rows
 from hebbian_softmax.lab.report.perplexities import spread_cell
-from hebbian_softmax.lab.runs import Run, open_run
-from tests.lab.language.commands import SIZES, call, only
+from hebbian_softmax.lab.runs import open_run
+from tests.lab.language.commands import call, only
 from tests.lab.language.toy import corpus
+from tests.lab.recipes.miniature import SMALL, folder, reproduce, table, words_of
 from tests.lab.recipes.quick import PNG, quick
 
-__all__ = ["quick"]
+__all__ = ["folder", "quick", "reproduce"]
 PAPER = Path(__file__).parents[4] / "shared" / "paper.tex"
-SMALL = f"{SIZES} --size tiny --evaluations 2 --steps 6".replace("--tensorboard no", "").split()
-DAYS = {"train": "1987-02-01..1987-06-17", "valid": "1987-06-18..1987-06-29", "test": "1987-10-19..1987-10-20"}
-JUNE, LAST = date(1987, 6, 1).toordinal(), date(1987, 6, 17).toordinal()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dated words: every third one was first seen in June, the others around 90 days before training ends."""
-    made = corpus()
-    path = tmp_path_factory.mktemp("corpora") / "dated"
-    splits = {name: ids.numpy() for name, ids in made.splits.items()}
-    days = (JUNE, LAST - 90, LAST - 89)  # the second is one too early
-    first_days = np.array([days[word % 3] for word in range(len(made.words))], np.int32)
-    write_corpus(path, "reuters", splits, made.words, made.counts.tolist(), DAYS, [], {"first_days": first_days})
-    return path
-
-
-@pytest.fixture
-def reproduce(folder: Path, tmp_path: Path) -> Any:
-    def run(name: str, *options: str) -> tuple[Run, dict[str, Any]]:
-        arguments = [*SMALL, *options, "--corpus", folder, "--quiet", "--runs", tmp_path]
-        assert call("reproduce", name, *arguments) == 0
-        result = only(tmp_path).result()
-        assert result is not None
-        return only(tmp_path), result
-
-    return run
-
-
-def table(result: dict[str, Any], title: str) -> dict[str, dict[str, Any]]:
-    """The rows of the table whose title begins so, by their first cell."""
-    (found,) = [each for each in result["tables"] if each["title"].startswith(title)]
-    return {row[0]: dict(zip(found["columns"][1:], row[1:], strict=True)) for row in found["rows"]}
-
-
-def words_of(run: Run, trial: str, split: str) -> tuple[Any, Any]:
-    with np.load(run.path / "trials" / trial / f"{split}-words.npz") as words:
-        return words["nll"].astype("f8"), words["ids"]
 
 
 def test_reuters_has_the_words_of_june_beside_the_total(reproduce: Any) -> None:
@@ -175,7 +136,11 @@ def test_a_corpus_without_dates_is_refused_before_anything_is_trained(
         (["gigaword-curves", "--data-root", "/dev/null"], "or give --corpus reuters --size small"),
         (["objectives", "--objective", "l2"], "unrecognized arguments"),
         (["wikitext-table", "--center", "no"], "unrecognized arguments"),
-        (["reuters", "--memories", "all"], "unrecognized arguments"),
+        (["objectives", "--memories", "all"], "unrecognized arguments"),
+        (["reuters", "--sweep-thetas", "0.1,0"], "--sweep-thetas: must be above 0, not '0'"),
+        (["reuters", "--sweep-thetas", "0.01"], "--memories none: leave it away, or give --memories cache or all"),
+        (["frequency-table", "--memories", "cache", "--sweep-rates", "1"], "or give --memories all"),
+        (["wikitext-table", "--sweep-cache-shares", "0.95"], "0.95 and 0.1, sum to 1.05"),
     ],
 )
 def test_bad_arguments(

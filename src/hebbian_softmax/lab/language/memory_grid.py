@@ -99,8 +99,8 @@ def _perplexity(log_prob: Tensor) -> float:
     return perplexity(-float(torch.mean(log_prob)))
 
 
-def at_edges(point: Point, grids: Grids) -> list[str]:
-    """A sentence on the chosen values that are the lowest or highest of their grids; none where none is."""
+def ends(point: Point, grids: Grids) -> list[str]:
+    """The chosen values that are the lowest or highest of their grids."""
     chosen: list[tuple[str, float, Sequence[float]]] = [
         ("θ", point.cache.theta, grids.thetas),
         ("the cache's n", point.cache.size, grids.sizes),
@@ -112,9 +112,14 @@ def at_edges(point: Point, grids: Grids) -> list[str]:
             ("α", point.mbpa.rate, grids.rates),
             ("MbPA's λ", point.mbpa.share, grids.mbpa_shares),
         ]
-    ends = [
+    return [
         f"{name} = {value:g} ({'lowest' if value == min(grid) else 'highest'})"
         for name, value, grid in chosen
         if len(set(grid)) > 1 and value in (min(grid), max(grid))
     ]
-    return [f"At the end of its grid, so that the best may lie beyond: {', '.join(ends)}."] if ends else []
+
+
+def at_edges(point: Point, grids: Grids) -> list[str]:
+    """A sentence on these values; none where there are none."""
+    found = ends(point, grids)
+    return [f"At the end of its grid, so that the best may lie beyond: {', '.join(found)}."] if found else []

@@ -13,6 +13,8 @@ from typing import Any
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.dated import Options, parse_days
 from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.recipes.memory_tables import memory_tables
+from hebbian_softmax.lab.recipes.word_memories import MemorySettings, measures
 from hebbian_softmax.lab.recipes.word_recipe import Presented, present_all
 from hebbian_softmax.lab.recipes.word_reproductions import Reproduction
 from hebbian_softmax.lab.recipes.word_tables import frequency_table, set_table
@@ -55,6 +57,7 @@ def present(outcomes: Sequence[Outcome]) -> Presented:
         set_table(outcomes, MONTH, f"new in {since[MONTH]:%B}", f"words first seen in {since[MONTH]:%B %Y}"),
         set_table(outcomes, DAYS, "new", f"words first seen since {since[DAYS].isoformat()}, in the last 90 days"),
         frequency_table(outcomes),
+        *memory_tables(outcomes),
     ]
     return present_all(outcomes, "News in the order of time", tables, [in_words(settings)])
 
@@ -67,5 +70,7 @@ REPRODUCTIONS = [
         epochs=10,
         present=present,
         sets=new_words,
+        more=measures,
+        own=MemorySettings,
     )
 ]

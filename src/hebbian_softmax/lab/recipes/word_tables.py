@@ -1,14 +1,18 @@
-"""The tables of language models: totals, the paper's table 1, and its table 2 by training frequency."""
+"""The tables of language models: totals, and the paper's table 2 by training frequency."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hebbian_softmax.lab.data.corpus import BUCKETS
-from hebbian_softmax.lab.recipes.paper_numbers import WIKITEXT_TABLE, paper_rows
+from hebbian_softmax.lab.recipes.paper_numbers import paper_rows
 from hebbian_softmax.lab.recipes.tuning import PLAIN, by_title
 from hebbian_softmax.lab.recipes.word_recipe import perplexities
 from hebbian_softmax.lab.recipes.word_trials import Outcome
 from hebbian_softmax.lab.report.perplexities import change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
+
+Scores = Mapping[str, Mapping[str, Any]]
+"""By split, as result.json has them."""
 
 
 def totals_table(outcomes: Sequence[Outcome]) -> Table:
@@ -25,48 +29,53 @@ def totals_table(outcomes: Sequence[Outcome]) -> Table:
     return Table(f"Perplexity on {corpus}, mean ± 2σ over seeds", columns, rows)
 
 
-def wikitext_table(outcomes: Sequence[Outcome]) -> Table:
-    """The paper's table 1 with ours beside it; what a model was measured with besides comes below its row."""
-    others = {name: paper for name, paper in WIKITEXT_TABLE.items() if name != "LSTM" and "+" not in name}
-    rows: list[list[Cell]] = [[name, None, None, *_printed(paper)] for name, paper in others.items()]
-    for title, group in by_title(outcomes, "final").items():
-        head, remark = ("LSTM", "") if title == PLAIN else ("LSTM + Hebbian", f" ({title})")
-        ours: list[Cell] = [spread_cell(perplexities(group, split)) for split in ("valid", "test")]
-        rows.append([head + remark, *ours, *_printed(WIKITEXT_TABLE[head])])
-        for more in group[0].more:
-            found: list[Cell] = [
-                spread_cell([each.more.get(more, {}).get(split) for each in group]) for split in ("valid", "test")
-            ]
-            paper = WIKITEXT_TABLE.get(f"{head} + {more}", (None, None))
-            rows.append([f"{head} + {more}{remark}", *found, *_printed(paper)])
-    columns = ["", "validation", "test", "paper, validation", "paper, test"]
-    return Table(f"Perplexity on {outcomes[0].corpus['name']}; the paper's on WikiText-103", columns, rows)
-
-
-def _printed(paper: tuple[float | None, float | None]) -> list[Cell]:
-    return [None if value is None else f"{value:.1f}" for value in paper]
-
-
 def frequency_table(outcomes: Sequence[Outcome]) -> Table:
-    """The paper's table 2: test perplexity by training occurrences of the word, ours and then the paper's."""
+    """The paper's table 2: test perplexity by training occurrences of the word, ours and then the paper's.
+
+    What a model was measured with besides comes below its row.
+    """
     rows: list[list[Cell]] = []
     for title, group in by_title(outcomes, "final").items():
-        cells: list[Cell] = [spread_cell([_bucket(each, bucket) for each in group]) for bucket in BUCKETS]
-        rows.append([title, *cells, spread_cell(perplexities(group, "test"))])
+        named: dict[str, list[Scores | None]] = {title: [each.scores for each in group]}
+        named |= {f"{title} + {more}": [scores_with(each, more) for each in group] for more in names_of_more(group)}
+        for name, of_seeds in named.items():
+            cells: list[Cell] = [spread_cell([_bucket(scores, of) for scores in of_seeds]) for of in (*BUCKETS, None)]
+            if any(cells):  # older runs kept only the totals of mixtures
+                rows.append([name, *cells])
     corpus = outcomes[0].corpus["name"]
-    kind = outcomes[0].corpus["settings"].get("corpus", corpus)  # of other books, say, under a name of their own
-    if (paper := paper_rows(kind)) is not None:
+    if (paper := paper_rows(kind_of(outcomes))) is not None:
         rows.append([f"paper, {paper.name}, softmax", *paper.softmax])
         rows.append([f"paper, {paper.name}, Hebbian softmax", *paper.hebbian])
     return Table(f"Test perplexity on {corpus} by training occurrences of the word", ["", *BUCKETS, "all"], rows)
 
 
-def _bucket(outcome: Outcome, bucket: str) -> float | None:
-    if "test" not in outcome.scores:
+def kind_of(outcomes: Sequence[Outcome]) -> str:
+    """The corpus that this one is of the kind of: of other books, say, under a name of their own."""
+    corpus = outcomes[0].corpus
+    return str(corpus["settings"].get("corpus", corpus["name"]))
+
+
+def names_of_more(group: Sequence[Outcome]) -> list[str]:
+    """What models of a row were measured with besides, in order; those whose numbers were not finite have nothing."""
+    return list(dict.fromkeys(name for outcome in group for name in outcome.more))
+
+
+def scores_with(outcome: Outcome, more: str) -> Scores | None:
+    """By split; none where a diverged model has none; None where they were not kept."""
+    return {} if outcome.diverged else outcome.more.get(more, {}).get("scores")
+
+
+def _bucket(scores: Scores | None, bucket: str | None) -> float | None:
+    """The test perplexity of a bucket, or of all words; infinity where it was not finite, None where there is none."""
+    if scores is None:
+        return None
+    if "test" not in scores:
         return float("inf")
-    score = outcome.scores["test"]
-    value: float | None = score["bucket_perplexity"][bucket]
-    return float("inf") if value is None and score["bucket_words"][bucket] else value
+    score = scores["test"]
+    words, value = score["words"], score["perplexity"]
+    if bucket is not None:
+        words, value = score["bucket_words"][bucket], score["bucket_perplexity"][bucket]
+    return float("inf") if value is None and words else value
 
 
 def set_table(outcomes: Sequence[Outcome], name: str, short: str, described: str) -> Table:

@@ -42,9 +42,9 @@ SPLITS = {"tuning": (), "final": ("valid", "test")}
 
 WordSets = Mapping[str, Tensor]
 """By name, for each word of the vocabulary whether it belongs to the set (bool)."""
-Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, float]]]
-"""Measures a trained model together with something else: by name and split, the perplexity. It is given the trial's
-folder, to keep things in, and whether to be quiet."""
+Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
+"""Measures a trained model together with something else: by name the perplexity of each split, and what else is to be
+known of it. It is given the trial's folder, to keep things in, and whether to be quiet."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Outcome:
     curve: Sequence[Mapping[str, Any]]
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    more: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def valid(self) -> float:
@@ -204,7 +204,7 @@ class Bench:
         corpus, model = task.corpus, task.learners[""].model
         splits = () if outcome.diverged else SPLITS[trial.part]
         scores = measure_all({"": model}, corpus, splits, run, quiet=self.quiet)
-        more: dict[str, Mapping[str, float]] = {}
+        more: dict[str, Mapping[str, Any]] = {}
         for measure in self.more if splits else ():
             more |= measure(model, corpus, run.path, self.quiet)
         kept = {split: of_sets(run.path / words_file("", split), sets) for split in splits if sets}
