@@ -135,7 +135,7 @@ def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="search must be"):
         by_faiss.sequence_log_prob(h, targets, head.weight, head.bias)
 
-    class IndexFlatL2:  # what is used of faiss, which is not installed where these tests run
+    class IndexFlatL2:  # what is used of faiss, for where it is not installed
         def __init__(self, features: int) -> None:
             assert features == 4
 
@@ -150,3 +150,15 @@ def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.Monkey
     found = by_faiss.log_prob(h[25:], targets[25:], head.weight, head.bias)
     expected = exact.log_prob(h[25:], targets[25:], head.weight, head.bias)
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_real_faiss_gives_the_same() -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    h, targets = stream(60, 4, 6)
+    head = head_of(4, 6)
+    for stored, neighbours in ((3, 5), (40, 5)):  # fewer than K, and more
+        exact, by_faiss = MbPA(40, neighbours), MbPA(40, neighbours, search="faiss")
+        for mbpa in (exact, by_faiss):
+            mbpa.observe(h[:stored], targets[:stored])
+        found = by_faiss.log_prob(h[40:], targets[40:], head.weight, head.bias)
+        assert_close(found, exact.log_prob(h[40:], targets[40:], head.weight, head.bias), rtol=1e-5, atol=1e-5)
