@@ -297,6 +297,8 @@ def test_errors() -> None:
         OnePassRMSprop(head.parameters(), alpha=2)
     with pytest.raises(ValueError, match=r"betas\[1\] must be below 1"):
         OnePassAdam(head.parameters(), betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match=r"betas must be two numbers, got \(0\.9,\)"):
+        OnePassAdam(head.parameters(), betas=(0.9,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eps must be at least 0"):
         OnePassAdam(head.parameters(), eps=-1e-8)
     with pytest.raises(TypeError, match="must be real"):

@@ -259,6 +259,8 @@ class OnePassAdam(_OnePass):
         *,
         head: HebbianSoftmax | None = None,
     ) -> None:
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {betas!r}")
         for index, beta in enumerate(betas):
             if check_number(f"betas[{index}]", beta, 0, 1) == 1:
                 raise ValueError(f"betas[{index}] must be below 1, got {beta!r}")
