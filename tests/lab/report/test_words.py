@@ -108,12 +108,28 @@ def test_texts_that_differ_are_noted_not_compared(
 def test_a_later_evaluation_replaces_the_runs_own(runs: dict[str, Run], tmp_path: Path) -> None:
     run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
     score = {"words": 3, "perplexity": 7.5, "bucket_words": {}, "bucket_perplexity": {"<100": 7.5}}
-    (run.path / "evaluation.json").write_text(json.dumps({"scores": {"model": {"test": score}}}))
-    (model,) = models_of([run])
-    assert model.score("test") == score
     result = run.result()
     assert result is not None
-    assert model.score("valid") == result["metrics"]["scores"]["model"]["valid"]
+    own = {split: {**found, "streams": 1} for split, found in result["metrics"]["scores"]["model"].items()}
+    (model,) = models_of([run])
+    for step, expected in ((result["metrics"]["steps"], {**score, "streams": 4}), (5, own["test"])):
+        # One of step 5 was made before the run was finished, and measured again then.
+        evaluation = {"step": step, "streams": 4, "scores": {"model": {"test": score}}}
+        (run.path / "evaluation.json").write_text(json.dumps(evaluation))
+        assert model.score("test") == expected
+        assert model.score("valid") == own["valid"]
+
+
+def test_texts_read_in_other_parts_are_said_to_be(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+    assert call("evaluate", run.path, "--streams", "3", "--quiet") == 0
+    assert call("report", run.path, runs["plain"].path, "--markdown") == 0
+    captured = capsys.readouterr()
+    assert "| run (in 3 streams) |" in captured.out
+    assert "| plain-run |" in captured.out
+    assert "run and plain-run were measured in 3 and 1 streams of the test text" in captured.err
 
 
 def test_an_evaluation_with_memories_leaves_the_models_own_scores(

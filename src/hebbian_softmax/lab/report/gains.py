@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class Changes:
     corpus: str
     occurrences: Mapping[int, int]
     total: Mapping[int, float]
+    streams: tuple[int, int] = (1, 1)
+    """In how many parts side by side the text was read, before and after."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def changes_of(before: Run, before_prefix: str, after: Run, after_prefix: str, s
     first, second = (_read(path) for path in paths)
     if first["corpus"] != second["corpus"] or first["ids"].tolist() != second["ids"].tolist():
         raise LabError(f"{paths[0]} and {paths[1]} are of different texts: their words cannot be compared")
-    return change_by_word(str(first["corpus"]), first["ids"], first["nll"], second["nll"])
+    found = change_by_word(str(first["corpus"]), first["ids"], first["nll"], second["nll"])
+    return replace(found, streams=(int(first["streams"]), int(second["streams"])))
 
 
 def change_by_word(corpus: str, ids: Any, before: Any, after: Any) -> Changes:
@@ -100,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         with np.load(path) as words:
-            arrays = {name: words[name] for name in ("nll", "ids", "corpus")}
+            arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
         if len(arrays["nll"]) != len(arrays["ids"]):
             raise ValueError("its arrays have unequal lengths")
         return arrays

@@ -31,12 +31,15 @@ class Model:
     label: str
 
     def score(self, split: str) -> Mapping[str, Any] | None:
-        """The last that was measured of it on a text."""
-        for found in (_evaluation(self.run), (self.run.result() or {}).get("metrics", {}).get("scores", {})):
-            scores = found.get(self.prefix.rstrip("_") or "model", {})
+        """The last that was measured of it on a text; `streams` are the parts in which the text was read."""
+        metrics = (self.run.result() or {}).get("metrics", {})
+        own, later = {"streams": 1, "scores": metrics.get("scores", {})}, _evaluation(self.run)
+        # A run can be evaluated before it is finished; what it was measured with at its end is newer then.
+        newer = later.get("step", 0) >= metrics.get("steps", 0)
+        for found in (later, own) if newer else (own, later):
+            scores = found.get("scores", {}).get(self.prefix.rstrip("_") or "model", {})
             if split in scores:
-                known: Mapping[str, Any] = scores[split]
-                return known
+                return {**scores[split], "streams": found.get("streams", 1)}
         return None
 
 
@@ -104,7 +107,8 @@ def tabulate_buckets(models: Sequence[Model], split: str) -> list[Table]:
     for model in models:
         if (score := model.score(split)) is not None:
             values = [score["bucket_perplexity"].get(bucket) for bucket in BUCKETS]
-            rows.append([model.label, score["words"], *values, score["perplexity"]])
+            parts = "" if score["streams"] == 1 else f" (in {score['streams']} streams)"
+            rows.append([model.label + parts, score["words"], *values, score["perplexity"]])
     if len(rows) < 2:
         return []
     columns = ["", "predictions", *BUCKETS, "all"]
@@ -116,6 +120,12 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
     for split in SPLITS:
         try:
             if (found := changes_of(before.run, before.prefix, after.run, after.prefix, split)) is not None:
+                if len(set(found.streams)) > 1:
+                    parts = " and ".join(map(str, found.streams))
+                    notes.append(
+                        f"{before.label} and {after.label} were measured in {parts} streams of the {TEXTS[split]} "
+                        "text, each of which begins without a state: evaluate both with as many --streams"
+                    )
                 return split, found
         except LabError as error:
             notes.append(str(error))
@@ -123,13 +133,12 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
 
 
 def _evaluation(run: Run) -> Mapping[str, Any]:
-    """The scores of the last `hebbian evaluate`; one with memories measures mixtures and has none."""
+    """The last `hebbian evaluate`; one with memories measures mixtures and is left out."""
     path = run.path / "evaluation.json"
     if not path.exists():
         return {}
     try:
         found = json.loads(path.read_bytes())
-        scores: Mapping[str, Any] = {} if "memories" in found else found["scores"]
-        return scores
+        return {} if "memories" in found else {name: found[name] for name in ("step", "streams", "scores")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LabError(f"{path} is damaged ({reason(error)}): evaluate that run again") from error
