@@ -162,3 +162,12 @@ def test_no_files(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read(english)
     with pytest.raises(LabError, match=r"elsewhere has no files"):
         read(english, folder=str(tmp_path / "elsewhere"))
+
+
+def test_a_split_without_articles(root: Path) -> None:
+    for path in (root / "gigaword").rglob("*_eng_2010*"):
+        path.unlink()
+    with pytest.raises(
+        LabError, match="gigaword has no articles for the test split, which is of 2010: add those files"
+    ):
+        read(root)

@@ -123,7 +123,15 @@ def test_bytes_that_are_no_text(root: Path) -> None:
 
 def test_other_counts_are_another_corpus(root: Path) -> None:
     write_zip(root / "wikitext-2-v1.zip", as_bytes(train=TRAIN.encode() + b" more \n"))
-    with pytest.raises(LabError, match=r"not wikitext-2: they have 14 / 3 / 3 tokens and 8 words, it has 12 / 3 / 3"):
+    expected = r"wikitext-2-v1\.zip: not wikitext-2, with 14 / 3 / 3 tokens and 8 words where it has 12 / 3 / 3"
+    with pytest.raises(LabError, match=expected):
+        read()
+    (root / "wikitext-2-v1.zip").unlink()
+    for split, text in as_bytes(test=b"").items():
+        (root / "wikitext-2" / f"wiki.{split}.tokens").write_bytes(text)
+    with pytest.raises(
+        LabError, match=r"train\.tokens and .*valid\.tokens and .*test\.tokens: not .* 12 / 3 / 0 tokens"
+    ):
         read()
 
 

@@ -89,6 +89,13 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.note(sources)
     (path,) = sources.values()
     workshop.tokenise(_tokenise, ((options, str(path), *part) for part in _parts(path)), None)
+    for split, tokens in workshop.gathered.tokens.items():
+        if not tokens:
+            first, last = getattr(options, split)
+            raise LabError(
+                f"{path} has no words of {first} to {last}, the days of the {split} split: "
+                f"give other days with --{split}"
+            )
     workshop.notes["articles"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
 

@@ -28,6 +28,7 @@ from hebbian_softmax.lab.errors import LabError, reason
 
 SIZE = 250_000  # words, <unk> and <eos> among them
 FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)
+PERIODS = {"train": "2000 to November 2009", "valid": "December 2009", "test": "2010"}
 TOGETHER = 200  # articles to tokenise at a time
 
 _NAME = re.compile(r"([a-z]+_eng)_(\d{4})(\d\d)(?:\.gz)?", re.IGNORECASE)
@@ -79,6 +80,12 @@ def _gather(options: Options, workshop: Workshop) -> None:
     files = list(sources.values())
     chosen = _choose(options, files, workshop.processes) if options.eval_articles else None
     workshop.tokenise(_tokenise, ((path, chosen) for path in files), len(files))
+    for split, tokens in workshop.gathered.tokens.items():
+        if not tokens:
+            raise LabError(
+                f"{_folder(options, workshop.data_root)} has no articles for the {split} split, which is of "
+                f"{PERIODS[split]}: add those files of GigaWord v5"
+            )
     workshop.notes["articles"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
 

@@ -74,12 +74,14 @@ def _gather(options: Options, workshop: Workshop) -> None:
     def books() -> Iterator[tuple[str, str, bytes | Path, bool]]:
         if training is not None:
             for name, content in read_texts(training):
-                yield "train", name, content, options.paper_exact
+                yield "train", str(training / name), content, options.paper_exact
         for split, number in ((split, number) for split, numbers in splits.items() for number in numbers):
             if number in found:
                 yield split, f"{number}.txt", found[number], options.paper_exact
 
     workshop.tokenise(_tokenise, books(), None if training else len(found))
+    if training is not None and not workshop.gathered.tokens["train"]:
+        raise LabError(f"{training} has no words to train on: name a folder or an archive of .txt files with --books")
     workshop.notes["books"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
 

@@ -67,7 +67,7 @@ class Plan:
     size: int | None = None  # of the vocabulary
     documents: bool = False  # whether document boundaries and dates are kept
     usual: bool = True  # whether the settings are the corpus's usual ones, so that it goes by its plain name
-    check: Callable[[Gathered, int], None] = lambda gathered, vocabulary: None  # refuses what is not the known corpus
+    check: Callable[[Workshop, int], None] = lambda workshop, vocabulary: None  # refuses what is not the known corpus
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
             raise  # in writing
         raise LabError(f"{error.filename} cannot be read ({reason(error)}): make it readable") from error
     vocabulary = gathered.choose(plan.minimum, plan.size)
-    plan.check(gathered, len(vocabulary.words))
+    plan.check(workshop, len(vocabulary.words))
     arrays = gathered.arrays() if plan.documents else {}
     if plan.documents and vocabulary.first_days.any():
         arrays["first_days"] = vocabulary.first_days

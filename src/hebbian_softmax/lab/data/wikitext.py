@@ -18,7 +18,7 @@ from typing import IO
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
-from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
+from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.errors import LabError, reason
 
 ADDRESS = "https://wikitext.smerity.com/"  # of the corpus's author
@@ -126,12 +126,13 @@ def _tokenise(part: tuple[str, str, bytes]) -> list[tuple[str, Encoded]]:
     return [(split, encoded)]
 
 
-def _check(official: Official, gathered: Gathered, words: int) -> None:
-    found = (*gathered.tokens.values(), words)
+def _check(official: Official, workshop: Workshop, words: int) -> None:
+    found = (*workshop.gathered.tokens.values(), words)
     expected = (*official.tokens, official.words)
     if found != expected:
+        places = dict.fromkeys(map(str, _look(official, workshop.data_root).values()))
         raise LabError(
-            f"these files are not {official.name}: they have {found[0]:,} / {found[1]:,} / {found[2]:,} tokens and "
-            f"{words:,} words, it has {expected[0]:,} / {expected[1]:,} / {expected[2]:,} and {official.words:,}; "
+            f"{' and '.join(places)}: not {official.name}, with {found[0]:,} / {found[1]:,} / {found[2]:,} tokens and "
+            f"{words:,} words where it has {expected[0]:,} / {expected[1]:,} / {expected[2]:,} and {official.words:,}; "
             f"get {ADDRESS}{official.name}-v1.zip"
         )
