@@ -133,6 +133,8 @@ def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
         task.load_state_dict(checkpoint["task"])
         set_random_states(checkpoint["random"])
         return checkpoint["step"], checkpoint["seconds"], losses
+    except LabError as error:
+        raise LabError(f"{run.path} cannot go on: {error}") from error
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LabError(
             f"the checkpoint of {run.path} does not fit ({reason(error)}): "

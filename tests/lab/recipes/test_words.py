@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.settings import Settings, TrainSettings
+from hebbian_softmax.lab.recipes.words import suggest
 from hebbian_softmax.lab.runs import Run, open_run
 from tests.lab.language.commands import FEW, SIZES, call, only
 from tests.lab.language.toy import folder, prepared
@@ -109,6 +111,14 @@ def test_a_comparison_has_both_beside_each_other(
     assert again["plain"]["valid"] == result["metrics"]["scores"]["plain"]["valid"]
 
 
+def test_suggestions_change_what_is_trained() -> None:
+    steps = {steps: suggest("stdlib", Settings(), steps) for steps in (3, 30, 9000)}
+    assert [sum("--start" in each for each in found) for found in steps.values()] == [0, 1, 1]
+    assert "--start 7 " in steps[30][-1]  # it is over before step 500
+    assert "--start 500 " in steps[9000][-1]
+    assert not any("--rate" in each or "--start" in each for each in suggest("stdlib", TrainSettings(head="plain"), 30))
+
+
 def test_a_prepared_corpus_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +146,11 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     assert result is not None
     last = run.records()[-1]
     assert result["metrics"]["last_record"] == last
-    assert f"in the last record of the log: it {last['valid_perplexity']:.2f}." in result["summary"]
+    assert f"in the last record of the log: {last['valid_perplexity']:.2f}." in result["summary"]
+    assert [step.rpartition("  # ")[2] for step in result["next_steps"]] == [
+        "other first weights, another order",
+        "the same with a Hebbian softmax",
+    ]
     assert len(run.records()) == 2
 
 
@@ -153,7 +167,7 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
     capsys.readouterr()
     for command in (["train", "corpus", "--resume", run.path], ["evaluate", run.path]):
         assert call(*command, "--quiet") == 1
-        assert "of a model of other words" in error_of(capsys)
+        assert re.search(f"{run.path} cannot .*: the checkpoint is of a model of other words", error_of(capsys))
     assert (run.path / "checkpoint.pt").read_bytes() == before
 
 
@@ -165,7 +179,7 @@ def test_a_checkpoint_of_other_settings_is_refused(copied: Run, capsys: pytest.C
     assert call("train", "corpus", "--resume", copied.path, "--quiet") == 1
     assert "does not fit" in error_of(capsys)
     assert call("evaluate", copied.path, "--quiet") == 1
-    assert "is not of the settings in its config.json" in error_of(capsys)
+    assert re.search("is not of the settings in its config.json .*: put back the config.json", error_of(capsys))
 
 
 def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(

@@ -50,7 +50,10 @@ def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trai
             model.load_state_dict(checkpoint["task"]["learners"][prefix]["model"])
             models[prefix] = model.eval()
         return Trained(run, settings, corpus, models, int(checkpoint["step"]))
+    except LabError as error:
+        raise LabError(f"{run.path} cannot be measured: {error}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LabError(
-            f"the checkpoint of {run.path} is not of the settings in its config.json ({reason(error)})"
+            f"the checkpoint of {run.path} is not of the settings in its config.json ({reason(error)}): "
+            "put back the config.json that it was trained with, or train a new model"
         ) from error

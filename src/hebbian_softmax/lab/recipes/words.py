@@ -78,7 +78,7 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CURVE)],
-        next_steps=suggest(name, settings),
+        next_steps=suggest(name, settings, steps),
     )
     return result, {"perplexity.png": draw(records, list(heads))}
 
@@ -104,7 +104,8 @@ def summarize(
                 f"Hebbian softmax {hebbian.perplexity:.2f}; {_of_rarest(plain, hebbian)}."
             )
     if not any(scores.values()):
-        seen = [f"{NAMES.get(prefix, 'it')} {last.get(f'{prefix}valid_perplexity', math.nan):.2f}" for prefix in scores]
+        values = {prefix: f"{last.get(f'{prefix}valid_perplexity', math.nan):.2f}" for prefix in scores}
+        seen = [f"{NAMES[prefix]} {value}" if prefix else value for prefix, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
 
@@ -117,14 +118,19 @@ def _of_rarest(plain: Score, hebbian: Score) -> str:
     raise ValueError("no words")
 
 
-def suggest(name: str, settings: Settings) -> list[str]:
-    """Commands worth trying next; what they do not vary stays as it was in this run."""
+def suggest(name: str, settings: Settings, steps: int) -> list[str]:
+    """Commands worth trying next; what they do not vary stays as it was in this run of `steps` steps."""
     verb = "train" if isinstance(settings, TrainSettings) else "compare"
-    variations = [
-        (replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order"),
-        (replace(settings, rule_scale="1", center="no", rate="paper"), "the paper's literal rule"),
-        (replace(settings, start=500), "memorise once the activations have settled"),
-    ]
+    variations = [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
+    if isinstance(settings, TrainSettings) and settings.head == "plain":  # which the rule's options do not change
+        variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
+    else:
+        literal = replace(settings, rule_scale="1", center="no", rate="paper")
+        later = replace(settings, start=min(500, steps // 4))
+        variations += [
+            (literal, "the paper's literal rule"),
+            (later, "memorise once the activations have settled"),
+        ]
     return [
         f"{' '.join([f'hebbian {verb} {name}', *as_options(varied)])}  # {remark}"
         for varied, remark in variations
