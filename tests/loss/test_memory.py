@@ -91,6 +91,27 @@ def test_eager_does_not() -> None:
     assert watch.most > 2000 * 9001 * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "v"), [(256, 10_000), (700, 5003), (96, 20_000)])
+def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype, n: int, v: int) -> None:
+    """Everything counts here, also the sum of a gradient in float32."""
+    beside = []
+    for impl in ("reference", "auto"):
+        case = make(n, D, v, dtype=dtype)
+        with Watch() as watch:
+            ours(case, impl=impl).backward()
+        beside.append(watch.most - sum(each.numel() * each.element_size() for each in case.operands()))
+    assert beside[1] < 0.5 * beside[0]
+
+
+def test_all_logits_at_once_only_where_they_fit() -> None:
+    case = make(64, D, 2003, dtype=torch.float32)
+    for workspace, at_once in ((None, True), (3 * 4 * 64 * 2003, True), (200_000, False)):
+        with Watch() as watch:
+            ours(case, workspace=workspace).backward()
+        assert (watch.largest >= 4 * 64 * 2003) == at_once
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", ["chunked", "triton"])
 def test_on_the_device(impl: str) -> None:

@@ -51,9 +51,10 @@ def linear_cross_entropy(
             ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
             ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: bytes that may be held besides inputs, results and a few numbers for each row and class; by default
-            128 MiB on a CPU, and on a GPU one and a half times the matrix in float32, within 0.45 … 3.6 GB
-            (``chunked``: 1 GiB). Apart from it, operands of another layout, or under autocast of another dtype, are
-            copied, and a gradient in half precision that is summed over several tiles has a sum in float32.
+            on a CPU half of the logits (half precision: a quarter) within 2 … 128 MiB, and on a GPU one and a half
+            times the matrix in float32, within 0.45 … 3.6 GB (``chunked``: 1 GiB). Apart from it, operands of another
+            layout, or under autocast of another dtype, are copied, and a gradient in half precision that is summed
+            over several tiles has a sum in float32.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
     >>> loss = linear_cross_entropy(h, W, torch.tensor([3, 14, 15, 92]), impl="chunked", workspace=20_000)

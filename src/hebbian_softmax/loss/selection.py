@@ -12,20 +12,35 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from hebbian_softmax.loss.problem import Engine, Problem
+from hebbian_softmax.loss.tiles import padded
 
 _WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
 """Bytes for the chunked engine: products of that size run at full speed."""
+_LEAST = 2**21
+"""Bytes on a CPU that are not worth saving."""
 
 _TINY = 2**18
 """Logits up to so many are computed at once: the bookkeeping of tiles would take longer than it saves."""
-_GPU = 2**8
-"""How many times more on a GPU, where the launches of the kernels take longer than such logits."""
+_FULL, _GPU = 2**2, 2**8
+"""How many times more in full precision, whose products are not converted, and on a GPU, where the launches of the
+kernels take longer than such logits."""
 
 
 def default_workspace(engine: Engine, problem: Problem) -> int:
-    """The engine's own choice, or one by device."""
+    """The engine's own choice, or one by device; on a CPU about half of the logits, with 64 whole rows at least.
+
+    In half precision it is a quarter: then there is mostly no room for 64 rows, and the vocabulary is split, so that
+    no float32 sum of the matrix's gradient is held.
+    """
     own = getattr(engine, "default_workspace", None)
-    return int(own(problem)) if own is not None else chunked_workspace(problem.input.device)
+    if own is not None:
+        return int(own(problem))
+    most = chunked_workspace(problem.input.device)
+    if problem.input.device.type != "cpu":
+        return most
+    count, size = len(problem.target), problem.input.element_size()
+    rows = -(-count // 4) if size < 4 else max(-(-count // 2), min(count, 64))
+    return min(most, max(_LEAST, rows * padded(problem.weight.shape[0]) * size))
 
 
 def chunked_workspace(device: torch.device) -> int:
@@ -68,10 +83,9 @@ def _dual_level() -> bool:
 
 def is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Whether all logits at once are faster, and fit: plain torch holds about three times their number."""
-    logits = input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0]
-    if input.is_cuda:
-        return logits <= _TINY * _GPU and (workspace is None or 3 * logits * input.element_size() <= workspace)
-    return logits <= _TINY
+    logits, size = input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0], input.element_size()
+    many = _TINY * (_GPU if input.is_cuda else _FULL if size >= 4 else 1)
+    return logits <= many and (workspace is None or 3 * logits * size <= workspace)
 
 
 def engine(impl: str, problem: Problem) -> Engine:

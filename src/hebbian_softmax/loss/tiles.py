@@ -80,6 +80,7 @@ class Plan:
             rows = max(min(n, _MOST_ROWS, elements // (_ALIGNMENT + beside)), 1)
             classes = max((elements // rows - beside) // _ALIGNMENT, 1) * _ALIGNMENT
         rows, classes = max(min(rows, n), 1), min(classes, padded(v))
+        rows = -(-n // -(-n // rows)) if n else 1  # of as many tiles none is left with a few rows
         group = max(grouped // (max(dtype.itemsize, 4) * classes), 1)
         block = max(blocked // (4 * max(d, 1)), _ALIGNMENT)
         return cls(rows, min(classes, v), min(group, rows), min(block, classes))
