@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hebbian_softmax.lab import progress as module
-from hebbian_softmax.lab.progress import Progress, format_bytes, format_rate, format_seconds
+from hebbian_softmax.lab.progress import Progress, format_bytes, format_rate, format_seconds, shortened
 
 
 class Terminal(io.StringIO):
@@ -54,6 +54,14 @@ def test_a_terminal_gets_one_line_redrawn_within_its_width(clock: Clock, monkeyp
     drawn = written.rstrip("\n").split("\r")[1:]
     assert 8 <= len(drawn) <= 12  # every 0.1 s of one second
     assert all(len(line) < 30 for line in drawn)
+    assert {line.count(",") for line in drawn} == {1}  # steps and their rate; the time left would be cut
+
+
+def test_a_line_is_cut_between_its_parts() -> None:
+    line = "demo: 1,234 words, 5/s, loss 3.21"
+    assert [shortened(line, width) for width in (33, 32, 22, 21)] == [line, line[:22], line[:22], line[:17]]
+    assert shortened(line, 9) == "demo: 1,2"  # nothing fits whole
+    assert shortened(line, -1) == ""
 
 
 def test_a_shorter_line_covers_the_longer_one_before(clock: Clock) -> None:

@@ -97,8 +97,7 @@ class Progress:
 
     def _write(self, line: str) -> None:
         if self.live:
-            # A line that wraps could not be redrawn, so it is cut to the terminal's width.
-            line = line[: shutil.get_terminal_size().columns - 1]
+            line = shortened(line, shutil.get_terminal_size().columns - 1)  # one that wraps could not be redrawn
             self._print(f"\r{line:<{self._width}}", end="")
             self._width = len(line)
         else:
@@ -122,6 +121,18 @@ class Progress:
         except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
             self.quiet = True
             return False
+
+
+def shortened(line: str, width: int) -> str:
+    """The parts of a line that fit; half a number would be another number.
+
+    >>> shortened("demo: 1,234 words, loss 3.21", 24)
+    'demo: 1,234 words'
+    """
+    if len(line) <= width:
+        return line
+    end = line.rfind(", ", 0, max(0, width) + 2)
+    return line[: end if end > 0 else max(0, width)]
 
 
 def format_seconds(seconds: float) -> str:
