@@ -51,6 +51,15 @@ def without_times(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return trials
 
 
+def test_several_processes_would_each_do_all_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert call("sweep", folder, *SMALL, "--steps", "1", "--quiet", "--runs", tmp_path) == 1
+    assert "hebbian sweep corpus trains in one process: start it without torchrun" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_sweep_leaves_its_trials_in_one_result(swept: Run) -> None:
     result = result_of(swept)
     trials = result["metrics"]["trials"]

@@ -4,7 +4,9 @@ All that is shown is made from the outcomes alone, which are in result.json: it 
 the corpus or the trials' folders.
 """
 
+import argparse
 import math
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +64,12 @@ class WordRecipe(Recipe):
     """A recipe whose tables and figures can be made again from its result."""
 
     present: Callable[[Sequence[Outcome]], Presented]
+
+    def execute(self, arguments: argparse.Namespace) -> int:
+        """Start or resume it, in one process: each of several would do all trials over again."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise LabError(f"hebbian {self.command} trains in one process: start it without torchrun")
+        return super().execute(arguments)
 
     def images_of(self, run: Run, result: Result) -> dict[str, bytes]:
         """The figures, drawn again from the numbers of a finished run."""
