@@ -25,7 +25,7 @@ lint: $(READY)
 bench: $(READY)
 	mkdir -p runs
 	$(BIN)/python -m benchmarks.rule_overhead --json runs/rule-overhead.json
-	$(BIN)/python -m benchmarks.output_layer --budget 120 --json runs/output-layer.json
+	$(BIN)/python -m benchmarks.output_layer --shapes 1,2,3 --budget 300 --json runs/output-layer.json
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     session.after_part = save
     if device == "cpu" and not quick:
-        run_cpu(session, specs)
+        run_cpu(session, specs, not options.no_compile)
     else:
         sweeps = problems.QUICK_SWEEPS if quick else problems.CUDA_SWEEPS
         compiles = device == "cuda" and not options.no_compile

@@ -14,7 +14,7 @@ from benchmarks.output_layer.measuring import Entry, free_memory, measure, reaso
 from benchmarks.output_layer.peers import PADDED, PEERS, TORCH_LCE, TORCH_LCE_TUNED
 from benchmarks.output_layer.problems import Problem, Reference, Spec, draw, reference
 from benchmarks.output_layer.profiling import kernels_ms, rule_kernels_ms
-from benchmarks.output_layer.steps import STEP_GRAPHS, STEPS
+from benchmarks.output_layer.steps import CPU_STEPS, STEP_GRAPHS, STEPS
 
 _BOTH = ("ours", "ours, fp32 master", "torch.compile")
 FAST = {
@@ -175,11 +175,13 @@ def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]],
             session.part(spec, [c for c in loss_contenders(spec) if c.optional])
 
 
-def run_cpu(session: Session, specs: list[Spec]) -> None:
-    """The losses only: what the rule adds to a step on a CPU is the other benchmark, rule_overhead."""
+def run_cpu(session: Session, specs: list[Spec], compiles: bool) -> None:
+    """The losses, then whole steps without and with the write; all in turn, as a busy CPU needs."""
+    torchs = [c for c in TORCH if c.name != "eager, fp32 logits"]
     for spec in specs:
-        plain = [c for c in without_optional(TORCH) if c.name != "eager, fp32 logits"]
-        session.part(spec, [*OURS, *plain, TORCH_LCE, TORCH_LCE_TUNED], together=True)
+        losses = [*OURS, *(torchs if compiles else without_optional(torchs)), TORCH_LCE, TORCH_LCE_TUNED]
+        session.part(spec, losses, together=True)
+        session.part(spec, CPU_STEPS, together=True)
 
 
 def fastest_exact(entries: list[Entry], shape: str, count: int = 2) -> list[Contender]:

@@ -111,3 +111,4 @@ def graphed(name: str, write: bool) -> Contender:
 
 STEPS = [contender for name in OPTIMIZERS for contender in contenders_of(name)]
 STEP_GRAPHS = [graphed("OnePassRMSprop, fp32 master", write) for write in (False, True)]
+CPU_STEPS = [*contenders_of("RMSprop (foreach)")[:2], *contenders_of("OnePassRMSprop, fp32 master")[:2]]
