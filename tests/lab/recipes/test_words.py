@@ -171,6 +171,19 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
     assert (run.path / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.parametrize("value", [3, 2**30])
+def test_a_damaged_id_is_found_before_it_is_trained_on(
+    value: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = prepared(tmp_path / "toy")
+    ids = np.fromfile(made.path / "ids.bin", "<i4")
+    ids[int(np.argmax(ids != value))] = value  # another word, or none
+    ids.tofile(made.path / "ids.bin")
+    assert call("train", tmp_path / "toy", *FEW, "--quiet", "--runs", tmp_path / "runs") == 1
+    assert re.search(r"toy/ids\.bin is damaged .*: delete the folder", error_of(capsys))
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_a_checkpoint_of_other_settings_is_refused(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((copied.path / "config.json").read_bytes())
     config["settings"]["hidden"] = 9

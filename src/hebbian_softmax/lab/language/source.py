@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus, open_corpus
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language.settings import (
     FolderCompare,
@@ -45,14 +45,18 @@ def settings_type(verb: str, name: str) -> type[Settings]:
 
 
 def load(name: str, settings: Settings, quiet: bool) -> Corpus:
-    """The corpus that a name and its settings stand for."""
+    """The corpus that a name and its settings stand for, every byte as it was prepared.
+
+    A damaged id would be a wrong word or an index error in the middle of a training; the checksums take a second for
+    50 million words.
+    """
     if isinstance(settings, ZipfSource):
         return zipf_corpus(settings.vocabulary, settings.tokens)
     if isinstance(settings, FolderSource):
         if not settings.corpus:
             raise LabError("which corpus? Give the folder of a prepared one, as in: hebbian train FOLDER")
         name = settings.corpus
-    return load_corpus(name, data_root=settings.data_root, quiet=quiet)
+    return open_corpus(load_corpus(name, data_root=settings.data_root, quiet=quiet).path, verify=True)
 
 
 def heads_of(settings: Settings) -> dict[str, bool]:
