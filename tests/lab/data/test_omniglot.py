@@ -224,6 +224,7 @@ def test_what_is_not_there_is_downloaded_and_must_have_the_checksum(
 ) -> None:
     identity = load(root).identity
     empty = tmp_path / "empty"
+    empty.mkdir()
     with served(root / "omniglot") as address:
         monkeypatch.setattr(omniglot, "ADDRESS", address)
         with pytest.raises(LabError, match=f"expected {archives[0].sha256}"):

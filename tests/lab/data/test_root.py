@@ -5,24 +5,34 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.data.root import cache_root, data_root
+from hebbian_softmax.lab.errors import LabError
 
 
-def test_the_option_wins_over_the_environment_over_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_wins_over_the_environment_over_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_DATA", "/from/environment")
     monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
-    assert data_root("/from/option") == Path("/from/option")
+    assert data_root(str(tmp_path)) == tmp_path
     assert data_root() == Path("/from/environment")
     monkeypatch.delenv("HEBBIAN_DATA")
     assert data_root() == Path("/from/cache/hebbian-softmax")
 
 
 @pytest.mark.parametrize("cache", ["", "relative"])
-def test_without_a_usable_cache_setting_it_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+def test_without_a_usable_cache_setting_it_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
     monkeypatch.setenv("HEBBIAN_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", cache)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert data_root() == Path("/home/someone/.cache/hebbian-softmax")
-    assert data_root("~/data") == Path("/home/someone/data")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_root() == tmp_path / ".cache" / "hebbian-softmax"
+    (tmp_path / "data").mkdir()
+    assert data_root("~/data") == tmp_path / "data"
+
+
+def test_a_folder_that_was_named_must_be_there(tmp_path: Path) -> None:
+    """A mistyped one would be taken for a place to download into."""
+    with pytest.raises(LabError, match="there is no folder .*dta: correct the path, or make the folder first"):
+        data_root(str(tmp_path / "dta"))
 
 
 def test_the_cache_has_a_setting_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

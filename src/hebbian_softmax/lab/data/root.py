@@ -6,11 +6,16 @@ What is made from data goes to HEBBIAN_CACHE, else the user's cache folder: the 
 import os
 from pathlib import Path
 
+from hebbian_softmax.lab.errors import LabError
+
 
 def data_root(option: str | None = None) -> Path:
-    """The folder that holds one subfolder for each data set. It need not exist yet."""
+    """The folder that holds one subfolder for each data set. One that was named must exist: it may be mistyped."""
     if option:
-        return Path(option).expanduser()
+        given = Path(option).expanduser()
+        if not given.is_dir():
+            raise LabError(f"--data-root: there is no folder {given}: correct the path, or make the folder first")
+        return given
     if configured := os.environ.get("HEBBIAN_DATA"):
         return Path(configured).expanduser()
     return _user_cache()
