@@ -31,7 +31,7 @@ def test_without_a_usable_cache_setting_it_is_the_home_folder(
 
 def test_a_folder_that_was_named_must_be_there(tmp_path: Path) -> None:
     """A mistyped one would be taken for a place to download into."""
-    with pytest.raises(LabError, match="there is no folder .*dta: correct the path, or make the folder first"):
+    with pytest.raises(LabError, match=r"there is no folder .*dta: correct the path, or make the folder first"):
         data_root(str(tmp_path / "dta"))
 
 
