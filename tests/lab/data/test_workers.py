@@ -82,7 +82,7 @@ def test_workers_end_with_a_killed_parent() -> None:
         "import os, time\n"
         "from hebbian_softmax.lab.data.workers import in_order\n"
         "def work(number):\n"
-        "    print('working', flush=True)\n"
+        "    os.write(1, b'working\\n')\n"  # in one piece: two workers print at once
         "    time.sleep(25)\n"
         "    os._exit(1)\n"  # one that outlives its parent ends here, so that the test does
         "list(in_order(work, range(2), 2))\n"
