@@ -11,7 +11,7 @@ from hebbian_softmax.lab.language.evaluation import Score, measure
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.progress import Progress
 from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.report.curves import draw_curves
 from hebbian_softmax.lab.report.tables import Cell, Table
 from hebbian_softmax.lab.runs import Run
 
@@ -90,20 +90,6 @@ def _change(values: Sequence[float | None]) -> list[Cell]:
 
 
 def draw(records: Sequence[Mapping[str, Any]], prefixes: Sequence[str]) -> bytes:
-    """Validation perplexity against training words, as in the paper's figures: all words, and the rarest."""
-
-    def line(prefix: str, key: str) -> Line:
-        name = f"{prefix}valid_perplexity{key}"
-        points = [(record["words"], record.get(name)) for record in records if "words" in record]
-        known = [(words / 1e6, value) for words, value in points if isinstance(value, int | float)]
-        label = NAMES.get(prefix, "this run")
-        return Line(label, [words for words, _ in known], [value for _, value in known])
-
-    def panel(title: str, key: str, y_label: str) -> Panel:
-        return Panel(title, [line(prefix, key) for prefix in prefixes], y_label=y_label)
-
-    panels = [
-        panel("all words", "", "validation perplexity"),
-        panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}", "validation perplexity"),
-    ]
-    return line_figure(panels, x_label="millions of training words", y_label="validation perplexity")
+    """The learning curves of a run, one line for each of its models."""
+    labels = {NAMES.get(prefix, "this run"): prefix for prefix in prefixes}
+    return draw_curves({label: [records] for label in labels}, labels)

@@ -28,12 +28,11 @@ from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, setting
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from hebbian_softmax.lab.ranks import Ranks, current_ranks, joined
 from hebbian_softmax.lab.recipes.recipe import Recipe
+from hebbian_softmax.lab.report.curves import CAPTION
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 from hebbian_softmax.lab.runs import Run, open_run
 from hebbian_softmax.lab.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.training import Interrupted, train
-
-CURVE = "Validation perplexity against training words, of all words and of those seen fewer than 100 times."
 
 
 def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
@@ -77,7 +76,7 @@ def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Res
             "last_record": records[-1] if records else None,
         },
         tables=tabulate(scores, corpus),
-        figures=[Figure("perplexity.png", CURVE)],
+        figures=[Figure("perplexity.png", CAPTION)],
         next_steps=suggest(name, settings, steps),
     )
     return result, {"perplexity.png": draw(records, list(heads))}
