@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
-from hebbian_softmax.lab import environment as lab
+from hebbian_softmax.lab import environment
 from hebbian_softmax.memory import mix
 
 SIZES: dict[str, dict[str, int]] = {
@@ -218,19 +218,14 @@ def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> di
     return {"perplexity_float32": pair, "steps": steps} | compare(ours, queries, loop, few, device, rounds)
 
 
-def environment(device: str, commit: str | None) -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    models = (
-        [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        if info.exists()
-        else []
-    )
+def header(device: str, commit: str | None) -> dict[str, Any]:
+    """What the numbers depend on beside the sizes."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else next(iter(models), platform.processor()),
+        "device": torch.cuda.get_device_name() if device == "cuda" else environment.hardware()["cpu"],
         "threads": torch.get_num_threads(),
-        "commit": commit or lab.commit(),
+        "commit": commit or environment.commit(),
         "date": date.today().isoformat(),
     }
 
@@ -261,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     size = {name: getattr(options, name) or value for name, value in SIZES[options.device].items()}
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    where = environment(options.device, options.commit)
+    where = header(options.device, options.commit)
     print(", ".join(f"{name} {value}" for name, value in (where | size).items()), flush=True)
     results: dict[str, dict[str, Any]] = {}
     if options.only != "mbpa":
