@@ -61,7 +61,7 @@ CACHE = (
 MBPA = (
     Option("--mbpa-size", "size", integer(1), "words that MbPA's memory holds; without it as many as the cache"),
     Option("--mbpa-neighbours", "neighbours", integer(1), "K, the stored words that adapt the output layer"),
-    Option("--mbpa-steps", "steps", integer(1, 2), "gradient steps; two cost about a hundred times as much as one"),
+    Option("--mbpa-steps", "steps", integer(1, 2), "gradient steps; two cost more than a hundred times as much as one"),
     Option("--mbpa-rate", "rate", positive, "α, the size of a step"),
     Option("--mbpa-l2", "l2", number(0), "β, the pull to the model's weights; none at the first step"),
     Option("--mbpa-share", "share", SHARE, "λ of MbPA"),

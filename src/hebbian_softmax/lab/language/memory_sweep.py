@@ -2,7 +2,7 @@
 
 1. Cache: all θ and n from one pass over the text, all λ_c from the log-probabilities that it leaves.
 2. MbPA of one step, with the cache's best θ and n: all K and α from one pass, all λ_c with all λ_m afterwards.
-3. MbPA of two steps costs about a hundred times as much. It is swept on a stretch of the text that begins where the
+3. MbPA of two steps costs more than a hundred times as much. It is swept on a stretch of the text that begins where the
    memory is full, and chosen if it is better there than one step is at its best there, and if the time is
    enough to measure whole texts with it.
 """

@@ -47,8 +47,7 @@ def settings_type(verb: str, name: str) -> type[Settings]:
 def load(name: str, settings: Settings, quiet: bool) -> Corpus:
     """The corpus that a name and its settings stand for, every byte as it was prepared.
 
-    A damaged id would be a wrong word or an index error in the middle of a training; the checksums take a second for
-    50 million words.
+    A damaged id would be a wrong word or an index error in the middle of a training.
     """
     if isinstance(settings, ZipfSource):
         return zipf_corpus(settings.vocabulary, settings.tokens)
