@@ -13,7 +13,7 @@ from benchmarks.output_layer.contenders import Contender, Run
 from benchmarks.output_layer.measuring import Entry, equivalent_tflops, reason_of
 from benchmarks.output_layer.problems import Problem, Spec
 from benchmarks.output_layer.profiling import kernel_us_within, peak_cpu_bytes
-from benchmarks.output_layer.session import Session, fastest_exact
+from benchmarks.output_layer.session import Session, fastest_exact, run_cpu
 
 TINY = Spec("B", 32, 16, 128, dtype=torch.float32)
 
@@ -189,3 +189,12 @@ def test_memory_on_a_cpu() -> None:
 
     found = peak_cpu_bytes(run)
     assert 2e6 <= found < 2.1e6
+
+
+def test_on_a_cpu_losses_and_whole_steps_are_measured() -> None:
+    session = Session("cpu", seconds=0.01)
+    run_cpu(session, [Spec("1", 8, 16, 50, dtype=torch.float32)], compiles=False)
+    timed = {entry.contender for entry in session.entries if entry.ms is not None}
+    assert {"ours", "eager", "step, RMSprop (foreach)", "step, RMSprop (foreach) + write"} <= timed
+    assert "torch.compile" not in {entry.contender for entry in session.entries}
+    assert not any(entry.status == "failed" for entry in session.entries)

@@ -16,7 +16,7 @@ from hebbian_softmax.loss.tiles import padded
 
 _WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
 """Bytes for the chunked engine: products of that size run at full speed."""
-_LEAST = 2**21
+_LEAST_WORKSPACE = 2**21
 """Bytes on a CPU that are not worth saving."""
 
 _TINY = 2**18
@@ -40,7 +40,7 @@ def default_workspace(engine: Engine, problem: Problem) -> int:
         return most
     count, size = len(problem.target), problem.input.element_size()
     rows = -(-count // 4) if size < 4 else max(-(-count // 2), min(count, 64))
-    return min(most, max(_LEAST, rows * padded(problem.weight.shape[0]) * size))
+    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.weight.shape[0]) * size))
 
 
 def chunked_workspace(device: torch.device) -> int:
