@@ -62,23 +62,29 @@ def _share(shape: str, ours: Entry | None, peak: float) -> Bar:
 
 
 def _rule(shape: str, here: list[Entry], kind: str) -> Bar:
-    """Of all optimizers the one where the rule weighs most; kernels by the profiler, and the steps' medians beside."""
+    """Of all optimizers the one where the rule takes most of what it may; kernels by the profiler, and the steps'
+    medians beside."""
     limit = f"<= {100 * RULE_SHARE[shape]:g} % of the step"
     if shape in RULE_MS:
         limit += f" or {1e3 * RULE_MS[shape]:g} us"
     what = f"{shape}: the rule's kernels" + (", were every class written" if "every" in kind else "")
-    steps = [(e.rule_ms / e.ms, e) for e in here if e.kind == kind and e.rule_ms is not None and e.ms]
+    steps = [
+        (e.rule_ms / max(RULE_SHARE[shape] * e.ms, RULE_MS.get(shape, 0.0)), e)
+        for e in here
+        if e.kind == kind and e.rule_ms is not None and e.ms
+    ]
     if not steps:
         writes = [(e.contender, added_by_write(e, here)) for e in here if e.kind == kind]
         known = [f"{name} {1e3 * added:.0f} us" for name, added in writes if added is not None]
         return Bar(what, limit, "by the profiler -; by medians of the steps " + (", ".join(known) or "-"), None)
-    share, entry = max(steps, key=lambda pair: pair[0])
+    of_limit, entry = max(steps, key=lambda pair: pair[0])
     assert entry.rule_ms is not None
-    value = f"{100 * share:.2f} % ({1e3 * entry.rule_ms:.0f} us) of {entry.contender}"
+    assert entry.ms is not None
+    value = f"{100 * entry.rule_ms / entry.ms:.2f} % ({1e3 * entry.rule_ms:.1f} us) of {entry.contender}"
     added = added_by_write(entry, here)
     if added is not None:
         value += f"; medians of the steps differ by {1e3 * added:.0f} us"
-    return Bar(what, limit, value, share <= RULE_SHARE[shape] or entry.rule_ms <= RULE_MS.get(shape, 0.0))
+    return Bar(what, limit, value, of_limit <= 1)
 
 
 def added_by_write(entry: Entry, entries: list[Entry]) -> float | None:

@@ -149,6 +149,10 @@ def test_bars() -> None:
     assert found["B: extra memory"].passed is True
     assert found["A: extra memory"].passed is None
     assert found["A: extra memory"].line().strip().startswith("not measured")
+    longer = entry("step, Adam (fused) + write", "step with write", 3.9, rule_ms=0.061)  # a smaller share, but too long
+    (rule,) = [bar for bar in bars.check([*entries, longer], 790.0) if bar.what == "B: the rule's kernels"]
+    assert rule.passed is False
+    assert "(61.0 us) of step, Adam (fused) + write" in rule.value
 
 
 def test_kernels_are_counted_by_the_range_they_are_launched_in() -> None:
