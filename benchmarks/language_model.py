@@ -97,7 +97,7 @@ class Racer:
         return (time.perf_counter() - since) / steps, asked / steps
 
     def parts(self) -> list[float]:
-        """Seconds of each of `PARTS` in one step, which is `Learner.step` taken apart."""
+        """Seconds of each of `PARTS` in one step, which is `Learner.take` taken apart: not captured."""
         model, optimizer = self.learner.model, self.learner.optimizer
         marks = [_mark(self.device)]
         words = self.windows.at(self.steps)
@@ -164,6 +164,8 @@ def race(
             break
         for name in list(racers)[:: 1 if number % 2 == 0 else -1]:  # whoever goes first may find a cooler chip
             blocks[name].append(racers[name].block(steps))
+    for racer in racers.values():
+        racer.parts()  # compiles what captured steps do without
     taken: dict[str, list[list[float]]] = {name: [] for name in HEADS}
     for number in range(max(3, steps // 4)):
         if number and time.monotonic() > deadline:

@@ -1,12 +1,15 @@
 """What only a GPU shows: nothing waits for it, cuDNN takes the LSTM as it is, and the numbers are the CPU's."""
 
+import copy
 import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from torch.testing import assert_close
 
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import word_losses
@@ -16,6 +19,7 @@ from tests.lab.language.toy import WORDS, corpus, device, settings
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
+LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-pass step
 CUDA = torch.device("cuda")
 
 
@@ -33,10 +37,10 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     given = settings(**SIZES, optimizer=optimizer)
     windows = make_windows(corpus(tokens=4000), given, CUDA)
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
-    for step in range(3):
+    for step in range(5):  # of which one is captured
         learner.step(windows.at(step), 1e-3, memorizing=True)
     torch.cuda.set_sync_debug_mode("error")
-    loss = learner.step(windows.at(3), 1e-3, memorizing=True)
+    loss = learner.step(windows.at(5), 1e-3, memorizing=True)
     torch.cuda.set_sync_debug_mode("default")
     assert loss.isfinite()
 
@@ -105,3 +109,89 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
         step(resumed, 3)
     expected, found = (each.learners[""].model.state_dict() for each in (whole, resumed))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def assert_gone_the_same_way(found: Learner, expected: Learner, first: dict[str, Tensor]) -> None:
+    """By the norm, parameter by parameter: Adam makes a step of its own of rounding where a gradient is near zero."""
+    states = found.model.state_dict(), expected.model.state_dict()
+    for name, start in first.items():
+        one, other, before = (each.double() for each in (states[0][name], states[1][name], start))
+        assert (one - other).norm() <= 0.1 * (other - before).norm(), name
+
+
+@pytest.mark.parametrize("hebbian", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"optimizer": "one-pass-rmsprop"}, {"clip": 0.0}], ids=str)
+def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict[str, Any]) -> None:
+    """Words, dropout and the learning rate change from step to step, the rule begins in the middle."""
+    given = settings(**LARGER, precision="bf16", input_dropout=0.5, output_dropout=0.5, **changes)
+    windows = make_windows(corpus(tokens=8000), given, CUDA)
+    plain, captured = (Learner(given, WORDS, hebbian=hebbian, device=CUDA) for _ in range(2))
+    plain.captured = None
+    first = copy.deepcopy(plain.model.state_dict())
+    graphs = []
+    for step in range(14):
+        losses = []
+        for learner in (captured, plain):
+            torch.manual_seed(step)
+            losses.append(learner.step(windows.at(step), 2e-4 * (step + 1), memorizing=step >= 7))
+        assert_close(*losses, rtol=5e-3, atol=0)
+        assert captured.captured is not None
+        graphs.append(captured.captured._graph is not None)
+    assert graphs == 2 * [False, False, False, True, True, True, True]
+    assert_gone_the_same_way(captured, plain, first)
+
+
+def test_captured_dropout_follows_the_seed() -> None:
+    given = settings(**LARGER, precision="bf16", input_dropout=0.5, output_dropout=0.5)
+    words = make_windows(corpus(tokens=8000), given, CUDA).at(0)
+    learner = Learner(given, WORDS, hebbian=False, device=CUDA)
+    losses = []
+    for seed in (0, 1, 2, 0, 1, 2, 3, 4):  # the weights stay as they are; from the fourth on it is captured
+        torch.manual_seed(seed)
+        losses.append(float(learner.step(words, 0.0, memorizing=True)))
+    assert losses[3:6] == pytest.approx(losses[:3], abs=2e-4)
+    assert max(losses[3:]) - min(losses[3:]) > 1e-3
+
+
+def test_a_state_that_is_loaded_is_gone_on_with() -> None:
+    given = settings(**LARGER, precision="bf16")
+    windows = make_windows(corpus(tokens=8000), given, CUDA)
+    one, other = (Learner(given, WORDS, hebbian=True, device=CUDA) for _ in range(2))
+    for step in range(6):
+        one.step(windows.at(step), 1e-3, memorizing=True)
+    state = copy.deepcopy(one.state_dict())  # torch's optimizers take tensors as they are
+    assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {1e-3}
+    for step in range(5):  # of its own, captured
+        other.step(windows.at(step + 20), 1e-3, memorizing=True)
+    other.load_state_dict(state)
+    for step in range(6, 12):
+        losses = []
+        for learner in (one, other):
+            torch.manual_seed(step)
+            losses.append(learner.step(windows.at(step), 1e-3, memorizing=True))
+        assert_close(*losses, rtol=5e-3, atol=0)
+    for learner in (one, other):
+        assert {float(each["step"]) for each in learner.optimizer.state.values()} == {12}
+    assert_gone_the_same_way(other, one, state["model"])
+
+
+def test_what_waits_for_the_device_is_not_captured() -> None:
+    for changes in ({"objective": "svm"}, {"optimizer": "adam"}, {"batch": 30_000}):
+        assert Learner(settings(**{**SIZES, **changes}), WORDS, hebbian=True, device=CUDA).captured is None
+
+
+def test_a_captured_learner_gives_its_memory_back() -> None:
+    given = settings(**LARGER)
+    words = make_windows(corpus(tokens=4000), given, CUDA).at(0)
+
+    def reserved_after(count: int) -> int:
+        for _ in range(count):
+            learner = Learner(given, WORDS, hebbian=True, device=CUDA)
+            for _ in range(5):
+                learner.step(words, 1e-3, memorizing=True)
+            del learner  # no cycle keeps it
+            torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    few, many = reserved_after(2), reserved_after(6)
+    assert many <= few + 2**22

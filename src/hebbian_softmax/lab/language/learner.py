@@ -8,13 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hebbian_softmax import OnePassAdam, OnePassRMSprop
+from hebbian_softmax.device import on_gpu, suits
 from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.language.captured import CapturedSteps
 from hebbian_softmax.lab.language.optimizers import make_optimizer
 from hebbian_softmax.lab.language.rule import make_head
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.seeds import derive_seed
+from hebbian_softmax.pending import _FOLD_ROWS_ON_CUDA
 
 
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:
@@ -65,6 +69,7 @@ class Learner:
             weight_decay=settings.weight_decay,
             alone=self.ranks.count == 1,
         )
+        self.captured = CapturedSteps() if self._capturable(settings) else None
         self._parallel: nn.Module = self.model
         if self.ranks.count > 1:
             self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **_own_buffers())
@@ -72,9 +77,19 @@ class Learner:
     def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
         """One optimizer step on (length + 1, columns) words; the value is the mean loss, over all ranks.
 
-        Nothing here waits for the device.
+        Nothing here waits for the device. On one GPU a step is captured as a CUDA graph after the first few.
         """
         self.model.head.memorizing = memorizing
+        if self.captured is None:
+            return self.take(words, learning_rate)
+        self.optimizer.zero_grad()  # a capture has memory of its own, and could not use that of old gradients
+        loss = self.captured(self.take, words, learning_rate, memorizing)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate  # a number again, for checkpoints
+        return loss
+
+    def take(self, words: Tensor, learning_rate: float | Tensor) -> Tensor:
+        """A step, launched kernel by kernel."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad()
@@ -90,6 +105,18 @@ class Learner:
         self.optimizer.step()
         return self.ranks.mean(torch.stack(losses).mean() if len(losses) > 1 else losses[0])
 
+    def _capturable(self, settings: Settings) -> bool:
+        """Whether a CUDA graph can hold a step: nothing in it waits for the device, and its numbers are tensors."""
+        head = self.model.head
+        return (
+            on_gpu(head.weight)
+            and suits(head, head.weight)  # else the write waits
+            and settings.sizes.batch * settings.sizes.sequence <= _FOLD_ROWS_ON_CUDA  # folding waits
+            and self.ranks.count == 1
+            and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels
+            and isinstance(self.optimizer, OnePassAdam | OnePassRMSprop)  # whose learning rate may be a tensor
+        )
+
     def _own_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Ranks exchange gradients once a step, with its last part."""
         if isinstance(self._parallel, DistributedDataParallel):
@@ -102,3 +129,5 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.captured is not None:
+            self.captured.forget()  # the optimizer has other tensors now

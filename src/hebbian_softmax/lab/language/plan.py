@@ -14,6 +14,7 @@ import torch
 
 from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.language.captured import WARM_UP
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.settings import FINAL, Settings
 from hebbian_softmax.lab.language.task import WordTask
@@ -22,7 +23,7 @@ from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.runs import Run, to_json
 
 FILE = "plan.json"
-WARM_STEPS = 3
+WARM_STEPS = WARM_UP + 1  # the last one is captured, on a GPU
 SAMPLE = 2000  # words of the final measurement that are tried out
 RESERVE = 0.97  # of the time; the rest is for checkpoints
 
