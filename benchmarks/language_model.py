@@ -77,9 +77,14 @@ def machine_rates(device: torch.device, size: int) -> dict[str, float]:
 class Racer:
     """One model in training, step after step."""
 
-    def __init__(self, settings: Settings, vocabulary: int, windows: Windows, hebbian: bool) -> None:
+    def __init__(
+        self, settings: Settings, vocabulary: int, windows: Windows, hebbian: bool, *, loop: bool = False
+    ) -> None:
+        """`loop` launches every step kernel by kernel."""
         self.windows, self.device = windows, windows.device
         self.learner = Learner(settings, vocabulary, hebbian=hebbian, device=self.device)
+        if loop:
+            self.learner.captured = None
         self.steps = 0
 
     def step(self) -> None:
@@ -147,14 +152,14 @@ def floors(settings: Settings, vocabulary: int, rates: dict[str, float]) -> list
 
 
 def race(
-    settings: Settings, vocabulary: int, device: torch.device, rounds: int, seconds: float, deadline: float
+    settings: Settings, vocabulary: int, device: torch.device, rounds: int, seconds: float, deadline: float, loop: bool
 ) -> dict[str, Any]:
     """Blocks of `seconds` of both heads in turn, then the parts of a step."""
     sizes = settings.sizes
     words = sizes.batch * sizes.sequence
     corpus = zipf_corpus(vocabulary, (STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
     windows = make_windows(corpus, settings, device)
-    racers = {name: Racer(settings, vocabulary, windows, hebbian) for name, hebbian in HEADS.items()}
+    racers = {name: Racer(settings, vocabulary, windows, hebbian, loop=loop) for name, hebbian in HEADS.items()}
     for racer in racers.values():
         racer.block(5)
     steps = max(3, round(seconds / max(racer.block(3)[0] for racer in racers.values())))
@@ -174,6 +179,7 @@ def race(
             taken[name].append(racer.parts())
     ratios = [plain[0] / hebbian[0] for plain, hebbian in zip(blocks["plain"], blocks["Hebbian"], strict=True)]
     found: dict[str, Any] = {"vocabulary": vocabulary, "steps_in_a_block": steps, "rounds": len(ratios)}
+    found["captured"] = racers["plain"].learner.captured is not None
     for name in HEADS:
         times = [each for each, _ in blocks[name]]
         found[name] = {
@@ -222,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", default="paper", choices=tuple(PRESETS))
     parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
     parser.add_argument("--optimizer", default="one-pass-adam", choices=OPTIMIZERS)
+    parser.add_argument("--loop", action="store_true", help="launch every kernel of a step: no CUDA graphs")
     parser.add_argument("--rounds", type=int, default=10, help="blocks of about a second of each head")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds, shared by the vocabularies")
     parser.add_argument("--quick", action="store_true", help="toy sizes, to see that it works")
@@ -238,7 +245,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = []
     for number, vocabulary in enumerate(arguments.vocabularies, start=1):
         deadline = began + arguments.budget * number / len(arguments.vocabularies)
-        found = race(settings, vocabulary, device, arguments.rounds, 0.1 if arguments.quick else 1.0, deadline)
+        found = race(
+            settings, vocabulary, device, arguments.rounds, 0.1 if arguments.quick else 1.0, deadline, arguments.loop
+        )
         floor = floors(settings, vocabulary, rates)
         found["floor_ms"] = {part: 1e3 * least for part, least in zip(PARTS, floor, strict=True)}
         results.append(found)

@@ -41,3 +41,11 @@ def test_a_step_in_parts_is_a_step(hebbian: bool) -> None:
         whole.step(racer.windows.at(step), language_model.RATE, memorizing=True)
     for one, other in zip(whole.model.state_dict().values(), racer.learner.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_a_loop_captures_nothing(loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "_capturable", lambda self, settings: True)
+    given = settings()
+    racer = language_model.Racer(given, WORDS, make_windows(corpus(), given, device()), hebbian=True, loop=loop)
+    assert (racer.learner.captured is None) == loop
