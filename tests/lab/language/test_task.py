@@ -167,3 +167,19 @@ def test_presets_and_what_overrides_them() -> None:
     assert Settings(preset="paper", hidden=1024).sizes.hidden == 1024
     assert Settings(preset="tiny", layers=2).sizes.layers == 2
     assert (paper.learning_rate, Settings(preset="paper", learning_rate=0.1).sizes.learning_rate) == (0.002, 0.1)
+
+
+@pytest.mark.parametrize("what", ["step", "model"])
+def test_a_device_too_small_is_one_clear_line(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    found = task()
+    if what == "step":
+        monkeypatch.setattr(Learner, "step", refuse)
+        with pytest.raises(LabError, match="too small for a step: --accumulate 2"):
+            found.train_step()
+    else:
+        monkeypatch.setattr("hebbian_softmax.lab.language.task.Learner", refuse)
+        with pytest.raises(LabError, match="too small for the model: take a smaller --hidden"):
+            task()

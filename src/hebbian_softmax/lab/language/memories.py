@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
-from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.errors import LabError, enough_memory, reason
 from hebbian_softmax.lab.language.evaluation import stream
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.memory import mix
@@ -137,20 +137,9 @@ def mixture(parts: Parts, memories: Memories) -> Tensor:
 @contextlib.contextmanager
 def usable() -> Iterator[None]:
     """Errors of a device that is too small, and of activations that no memory can use, in words for the user."""
+    advice = "give --workspace less, take a smaller --cache-size or --mbpa-size, or use --device cpu"
     try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise _too_small(error) from error
-    except RuntimeError as error:
-        if "allocate memory" not in str(error) and "not enough memory" not in str(error):
-            raise
-        raise _too_small(error) from error
+        with enough_memory("the model with its memories", advice):
+            yield
     except ValueError as error:
         raise LabError(f"the memories cannot use the activations of this model ({reason(error)})") from error
-
-
-def _too_small(error: RuntimeError) -> LabError:
-    return LabError(
-        "the device's memory is too small for the model with its memories: give --workspace less, take a smaller "
-        f"--cache-size or --mbpa-size, or use --device cpu ({reason(error)})"
-    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.errors import LabError, enough_memory
 from hebbian_softmax.lab.language.evaluation import measure, text_of
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.schedule import learning_rate
@@ -16,6 +16,8 @@ from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.windows import Windows
 from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.seeds import derive_seed
+
+LESS = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
 
 
 class WordTask:
@@ -34,10 +36,11 @@ class WordTask:
         self.corpus, self.settings, self.steps = corpus, settings, steps
         self.ranks = current_ranks()
         self.windows = make_windows(corpus, settings, device)
-        self.learners = {
-            prefix: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
-            for prefix, hebbian in heads.items()
-        }
+        with enough_memory("the model", "take a smaller --hidden or --embedding"):
+            self.learners = {
+                prefix: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
+                for prefix, hebbian in heads.items()
+            }
         self.step = 0
         self._timed: tuple[float, int] | None = None
 
@@ -61,7 +64,8 @@ class WordTask:
         losses = {}
         for prefix, learner in self.learners.items():
             torch.manual_seed(seed)
-            losses[f"{prefix}loss"] = learner.step(words, rate, memorizing=self.step >= self.settings.start)
+            with enough_memory("a step", LESS):
+                losses[f"{prefix}loss"] = learner.step(words, rate, memorizing=self.step >= self.settings.start)
         self.step += 1
         return losses
 
@@ -72,13 +76,14 @@ class WordTask:
             since, first = self._timed
             metrics["words_per_second"] = (self.step - first) * self.step_words / (time.monotonic() - since)
         for prefix, learner in self.learners.items():
-            score, _ = measure(
-                learner.model,
-                self.corpus,
-                "valid",
-                streams=self.settings.valid_streams,
-                first=self.settings.valid_words,
-            )
+            with enough_memory("an evaluation beside training", LESS):
+                score, _ = measure(
+                    learner.model,
+                    self.corpus,
+                    "valid",
+                    streams=self.settings.valid_streams,
+                    first=self.settings.valid_words,
+                )
             metrics |= score.as_metrics(f"{prefix}valid")
         self._timed = None
         return metrics
