@@ -112,6 +112,23 @@ def test_a_stored_activation_that_is_the_query_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_repeated_activations_have_exact_distances_in_float32(dtype: torch.dtype) -> None:
+    """By products alone their distances of 0 are rounding, 1e-4 at these norms: a tenth of ε, and 0.1 in log p."""
+    h, targets = stream(60, 64, 20, scale=2.0)
+    h = h[torch.arange(60) % 3].to(dtype)
+    head = nn.Linear(64, 20, bias=False, dtype=torch.float64).to(dtype)
+    sequence = MbPA(60, 60).sequence_log_prob(h, targets, head.weight)
+    mbpa, one_by_one = MbPA(60, 60), []
+    for t in range(60):
+        one_by_one.append(mbpa.log_prob(h[t], targets[t], head.weight))
+        mbpa.observe(h[t], targets[t])
+    options = {"neighbours": 60, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    expected = mbpa_log_prob(h.double(), targets, head.double(), 60, **options)
+    for found in (sequence, torch.stack(one_by_one)):
+        assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_are_at_least_float32(dtype: torch.dtype) -> None:
     h, targets = stream(12, 4, 6)
     head = head_of(4, 6).to(dtype)

@@ -22,11 +22,13 @@ def test_the_cache_stays_in_it(length: int, size: int, streams: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize(("length", "size", "classes"), [(400, 200, 50), (40, 100, 20_000)])
-def test_mbpa_stays_in_it(steps: int, length: int, size: int, classes: int) -> None:
-    h, targets = torch.randn(length, 16), torch.randint(50, (length,))
+@pytest.mark.parametrize(
+    ("length", "size", "classes", "different"), [(400, 200, 50, 400), (400, 200, 50, 1), (40, 100, 20_000, 40)]
+)
+def test_mbpa_stays_in_it(steps: int, length: int, size: int, classes: int, different: int) -> None:
+    h, targets = torch.randn(different, 16).repeat(length // different, 1), torch.randint(50, (length,))
     weight = torch.randn(classes, 16)
-    mbpa = MbPA(size, 8, steps)
+    mbpa = MbPA(size, 8 if steps == 2 or different > 1 else size, steps)
     mbpa.observe(h, targets)
     vectors = 4 * size * (16 * 4 + 8) + 8 * 10 * (length + classes) + 8 * 4 * 16 * length
     with Watch() as watch:

@@ -6,11 +6,16 @@ import torch
 from torch import Tensor
 
 
+CLOSE = 2**-7
+"""Squared distances below this part of the squared norms are taken again from the differences."""
+
+
 def nearest(queries: Tensor, keys: Tensor, k: int, lags: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
     """Squared distances and indices (Q, min(k, M)) of the keys (M, d) nearest to each query (Q, d), nearest first.
 
     With ``lags = (offset, size)`` query q stands at position offset + q of the keys and sees the ``size`` before it;
-    where it sees fewer than k, the distances of the rest are inf. Which of equally distant keys come first is open.
+    where it sees fewer than k, the distances of the rest are inf. Which of equally distant keys come first is open, and
+    keys count as equally distant where rounding of the products cannot tell them apart.
     """
     center = keys.mean(0) if keys.shape[0] else 0  # a common part only costs digits in the differences below
     queries, keys = queries - center, keys - center
@@ -22,7 +27,21 @@ def nearest(queries: Tensor, keys: Tensor, k: int, lags: tuple[int, int] | None 
         lag = t - torch.arange(keys.shape[0], device=keys.device)
         distance.masked_fill_((lag < 1) | (lag > size), torch.inf)
     found = distance.topk(min(k, keys.shape[0]), dim=1, largest=False)
-    return found.values, found.indices
+    return _exact_where_close(queries, keys, found.values, found.indices), found.indices
+
+
+def _exact_where_close(queries: Tensor, keys: Tensor, distance: Tensor, indices: Tensor) -> Tensor:
+    """Distances by products, q² − 2qk + k², lose their digits where q and k are nearly or exactly the same, and the
+    kernel 1 / (ε + distance) is largest there. Few pairs are so close: differences of those cost little.
+
+    They are taken for so many pairs at a time that they need no more room than all distances do.
+    """
+    norms = queries.square().sum(1, keepdim=True) + keys.square().sum(1)[indices]
+    row, column = (distance < CLOSE * norms).nonzero(as_tuple=True)
+    step = max(1, queries.shape[0] * keys.shape[0] // keys.shape[1])
+    for i, j in zip(row.split(step), column.split(step), strict=True):
+        distance[i, j] = (queries[i] - keys[indices[i, j]]).square_().sum(1)
+    return distance
 
 
 def faiss_nearest(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -34,5 +53,6 @@ def faiss_nearest(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor
         raise ImportError(message) from error
     index = faiss.IndexFlatL2(keys.shape[1])
     index.add(keys.float().cpu().numpy())
-    distance, where = index.search(queries.float().cpu().numpy(), min(k, keys.shape[0]))
-    return torch.from_numpy(distance).to(queries), torch.from_numpy(where).to(queries.device)
+    found = index.search(queries.float().cpu().numpy(), min(k, keys.shape[0]))
+    distance, where = torch.from_numpy(found[0]).to(queries), torch.from_numpy(found[1]).to(queries.device)
+    return _exact_where_close(queries, keys, distance, where), where
