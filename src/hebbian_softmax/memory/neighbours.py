@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 CLOSE = 2**-7
 """Squared distances below this part of the squared norms are taken again from the differences."""
 
