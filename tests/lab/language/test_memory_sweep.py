@@ -181,6 +181,32 @@ def test_two_steps_are_chosen_where_better_and_there_is_time(
     assert found.rows[-1].scores["test"].perplexity == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("rate", [0.02, 1.0])
+def test_the_whole_validation_text_decides_between_one_step_and_two(
+    rate: float, network: WordLSTM, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stretch that two steps know by heart says nothing of the rest: neither of the steps nor of their shares."""
+    one = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(rate,), neighbours=(9,), l2=(0.1,))
+
+    def by_heart(*_: object) -> dict[str, Tensor]:
+        return {"mbpa": torch.zeros(one.two_step_words), "seconds": torch.zeros((), dtype=torch.float64)}
+
+    monkeypatch.setattr(two_steps, "read_stretch", by_heart)
+    found = memory_rows(network, words, grids=one, quiet=True)
+    every = {}
+    for steps, l2 in ((1, 0.0), (2, 0.1)):
+        for cache_share in one.cache_shares:
+            for share in one.mbpa_shares:
+                pair = CacheSettings(15, 0.05, cache_share), MbpaSettings(15, 9, steps, rate, l2, share)
+                every[pair] = literal.perplexity(*pair)
+    best = min(every, key=lambda pair: every[pair])
+    assert best[1].steps == (2 if rate < 1 else 1)
+    assert (found.rows[-1].memories.cache, found.rows[-1].memories.mbpa) == best
+    assert found.rows[-1].scores["valid"].perplexity == pytest.approx(every[best], rel=1e-5)
+    assert found.sweep is not None
+    assert any(note.startswith("On the whole validation text two steps reach") for note in found.sweep.notes)
+
+
 def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words: Corpus, literal: Literal) -> None:
     rows = memory_rows(network, words, grids=NO_TIME, quiet=True)
     found, chosen = rows.sweep, rows.rows[-1].memories
@@ -253,7 +279,8 @@ def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
     with monkeypatch.context() as patch:
         for module in (memory_sweep, two_steps):
             patch.setattr(module, "pieces", stopped)
-        patch.setattr(rows_module, "read_parts", stopped)
+        for module in (memory_sweep, rows_module):
+            patch.setattr(module, "read_parts", stopped)
         again = memory_rows(network, words, **options)
         assert [row.as_plain() for row in again.rows] == [row.as_plain() for row in first.rows]
         # Other shares need no new products; another θ does.

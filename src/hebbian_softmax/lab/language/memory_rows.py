@@ -93,7 +93,7 @@ def memory_rows(
     rows = [ALONE, Memories(found.cache[0].cache, None, workspace), *([chosen] if mbpa else [])]
     parts = {}
     for split in splits:
-        if split == "valid" and valid is not None:
+        if split == "valid":
             parts[split] = valid
             continue
         settings = {"split": split, "cache": _identity(chosen.cache), "mbpa": _identity(chosen.mbpa)}

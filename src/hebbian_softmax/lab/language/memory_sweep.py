@@ -3,19 +3,19 @@
 1. Cache: all θ and n from one pass over the text, all λ_c from the log-probabilities that it leaves.
 2. MbPA of one step, with the cache's best θ and n: all K and α from one pass, all λ_c with all λ_m afterwards.
 3. MbPA of two steps costs more than a hundred times as much. It is swept on a stretch of the text that begins where the
-   memory is full, and chosen if it is better there than one step is at its best there, and if the time is
-   enough to measure whole texts with it.
+   memory is full. Where its best is better there than one step is at its best there, and the time is enough to
+   measure whole texts with it, it reads the whole text: all λ_c with all λ_m again, and whichever is better there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
-from hebbian_softmax.lab.language.memories import layer_of, pieces, usable
+from hebbian_softmax.lab.language.memories import Memories, layer_of, pieces, read_parts, usable
 from hebbian_softmax.lab.language.memory_grid import (
     Grids,
     Point,
@@ -64,9 +64,8 @@ def sweep(
     workspace: int | None,
     label: str,
     quiet: bool,
-) -> tuple[Sweep, dict[str, Tensor] | None]:
-    """Choose on the validation text `ids`. The second value is its words' log-probabilities under what was chosen;
-    None where they are still to be computed, with two steps.
+) -> tuple[Sweep, dict[str, Tensor]]:
+    """Choose on the validation text `ids`. The second value is its words' log-probabilities under what was chosen.
 
     `test_words` is how many words will be measured later: two steps are chosen only if there is time for them.
     """
@@ -93,15 +92,15 @@ def sweep(
 
     settings = {"size": best.size, "neighbours": grids.counts(best.size), "rates": list(grids.rates)}
     found = store.get("valid-mbpa-grid", settings, read_mbpa)["mbpa"]
-    one_step = dict(zip(grids.one_step(best.size), found, strict=True))
-    by_mbpa = best_first(mbpa_points(parts["model"], parts["cache"], one_step, best, grids))
+    adapted = dict(zip(grids.one_step(best.size), found, strict=True))
+    by_mbpa = best_first(mbpa_points(parts["model"], parts["cache"], adapted, best, grids))
     chosen = by_mbpa[0]
     two = sweep_two_steps(
         model,
         ids,
         grids,
         parts,
-        one_step,
+        adapted,
         chosen,
         later=len(ids) - 1 + test_words,
         store=store,
@@ -110,11 +109,22 @@ def sweep(
         quiet=quiet,
     )
     notes = list(two.notes) if two else []
-    if two is not None and two.chosen is not None:
-        return Sweep(by_cache, by_mbpa, two, two.chosen, norm, notes + at_edges(two.chosen, grids)), None
-    result = Sweep(by_cache, by_mbpa, two, chosen, norm, notes + at_edges(chosen, grids))
+    if two is not None and two.candidate is not None:
+        twice = two.candidate
+
+        def read_two_steps() -> dict[str, Tensor]:
+            what = f"{label} with MbPA of two steps, validation text"
+            with Progress(what, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
+                return read_parts(model, ids, Memories(None, twice, workspace), seen=progress.update)
+
+        adapted[twice] = store.get("valid-two-steps", asdict(twice), read_two_steps)["mbpa"]
+        rival = best_first(mbpa_points(parts["model"], parts["cache"], {twice: adapted[twice]}, best, grids))[0]
+        reached = f"{rival.perplexity:.4g}, one step {chosen.perplexity:.4g}"
+        notes.append(f"On the whole validation text two steps reach {reached}.")
+        chosen = min(chosen, rival, key=lambda point: point.perplexity)
     assert chosen.mbpa is not None
-    return result, {**parts, "mbpa": one_step[replace(chosen.mbpa, share=0.0)]}
+    result = Sweep(by_cache, by_mbpa, two, chosen, norm, notes + at_edges(chosen, grids))
+    return result, {**parts, "mbpa": adapted[replace(chosen.mbpa, share=0.0)]}
 
 
 @torch.no_grad()

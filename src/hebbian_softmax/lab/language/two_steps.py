@@ -29,7 +29,7 @@ class TwoSteps:
     last: int
     points: Sequence[Point]
     one_step: Point  # the best of one step on these words
-    chosen: Point | None  # two steps, where they are better and there is time for them
+    candidate: MbpaSettings | None  # the best of two steps, where it is better and there is time for whole texts
     left_out: Sequence[MbpaSettings]  # for want of time
     notes: Sequence[str]
 
@@ -96,17 +96,18 @@ def sweep_two_steps(
     notes = [f"Two steps were swept on predictions {first:,} to {last:,} of the validation text."]
     if left_out:
         notes.append(f"{len(left_out)} of {len(wanted)} settings of two steps were left out: the budget was used up.")
-    chosen = ranked[0] if ranked and ranked[0].perplexity < rival.perplexity else None
-    if chosen is not None:
-        assert chosen.mbpa is not None
-        needed = seconds[replace(chosen.mbpa, share=0.0)] / words * later
-        notes.append(f"There two steps reach {chosen.perplexity:.4g}, one step {rival.perplexity:.4g}.")
+    candidate = None
+    if ranked and ranked[0].perplexity < rival.perplexity:
+        assert ranked[0].mbpa is not None
+        candidate = replace(ranked[0].mbpa, share=0.0)
+        needed = seconds[candidate] / words * later
+        notes.append(f"There two steps reach {ranked[0].perplexity:.4g}, one step {rival.perplexity:.4g}.")
         if needed > deadline - time.monotonic():
             notes.append(f"One step was taken all the same: two on the whole texts would take {needed:,.0f} s more.")
-            chosen = None
+            candidate = None
     elif ranked:
         notes.append(f"There one step reaches {rival.perplexity:.4g}, two steps {ranked[0].perplexity:.4g}.")
-    return TwoSteps(first, last, ranked, rival, chosen, left_out, notes)
+    return TwoSteps(first, last, ranked, rival, candidate, left_out, notes)
 
 
 class OutOfTimeError(Exception):
