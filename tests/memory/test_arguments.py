@@ -109,6 +109,18 @@ def test_states(memory) -> None:
         ({"keys": h}, "state must have the keys"),
         ({"keys": h, "labels": y}, "at most 4 entries a stream, got 6"),
         ({"keys": h[:, :3], "labels": y[:, :2]}, "state must hold keys"),
+        ({"keys": h[:, :3].tolist(), "labels": y[:, :3]}, "state must hold keys"),
+        (None, "state must have the keys"),
+        ({"keys": h[:, :3] * torch.nan, "labels": y[:, :3]}, "observe would take: h must be finite, got 18 values"),
+        ({"keys": h[:, :3] * 1e200, "labels": y[:, :3]}, "observe would take: h must have finite inner products"),
+        ({"keys": h[:, :3].long(), "labels": y[:, :3]}, "observe would take: h must be floating point"),
+        ({"keys": h[:, :3], "labels": y[:, :3] - 10}, "observe would take: targets must be at least 0"),
+        ({"keys": h[:, :3], "labels": y[:, :3] + 0.5}, "observe would take: targets must be class indices"),
     ]:
+        memory.reset()
+        memory.observe(h[:, :1], y[:, :1])
         with pytest.raises(ValueError, match=message):
             memory.load_state_dict(state)
+        assert len(memory) == 1
+    memory.load_state_dict(type(memory)(4, 2).state_dict())  # of one that has stored nothing
+    assert len(memory) == 0

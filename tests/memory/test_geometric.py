@@ -75,6 +75,11 @@ def test_bad_arguments() -> None:
         cache.rows(4)
     with pytest.raises(ValueError, match="3 features"):
         cache.observe(torch.ones(2, 4), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="3 features"):
+        cache.probabilities(torch.ones(4), 5)
+    for call in (lambda h: cache.observe(h, torch.tensor([0, 4])), lambda h: cache.probabilities(h, 5)):
+        with pytest.raises(TypeError, match=r"dtype of those stored, torch\.float32, got torch\.float64"):
+            call(torch.ones(2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"\(d,\) or \(T, d\)"):
         cache.observe(torch.ones(1, 2, 3), torch.tensor([[0, 4]]))
     with pytest.raises(ValueError, match="weight must have 3 features"):

@@ -43,8 +43,7 @@ class GeometricCache:
         if h.dim() == 3:
             raise ValueError(f"h must have shape (d,) or (T, d), got {tuple(h.shape)}")
         if self._keys is not None and self._labels is not None:
-            if keys.shape[1] != self._keys.shape[1]:
-                raise ValueError(f"h must have {self._keys.shape[1]} features, as those stored, got {keys.shape[1]}")
+            self._check(h, self._keys)
             keys, labels = torch.cat([self._keys, keys]), torch.cat([self._labels, labels])
         self._keys, self._labels = keys, labels
 
@@ -63,8 +62,19 @@ class GeometricCache:
         """p̃_c(· | h) for h (..., d), (..., num_classes)."""
         keys, labels = self._stored(num_classes)
         checks.check_activations(h)
+        self._check(h, keys)
         attention = (h @ keys.T * self._weights(labels).to(h.dtype)).softmax(-1)
         return h.new_zeros(*h.shape[:-1], num_classes).index_add_(-1, labels, attention)
+
+    @staticmethod
+    def _check(h: Tensor, keys: Tensor) -> None:
+        """That activations (..., d) go with those stored."""
+        if h.shape[-1] != keys.shape[1]:
+            raise ValueError(f"h must have {keys.shape[1]} features, as those stored, got {h.shape[-1]}")
+        if h.dtype != keys.dtype:
+            raise TypeError(f"h must have the dtype of those stored, {keys.dtype}, got {h.dtype}")
+        if h.device != keys.device:
+            raise ValueError(f"h must be on the device of those stored, {keys.device}, got {h.device}")
 
     def _stored(self, num_classes: int) -> tuple[Tensor, Tensor]:
         num_classes = check_integer("num_classes", num_classes, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -85,14 +86,21 @@ class History:
         return {"keys": keys.clone(), "labels": labels.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != {"keys", "labels"}:
-            raise ValueError(f"state must have the keys 'keys' and 'labels', got {sorted(state)}")
+        if not isinstance(state, Mapping) or set(state) != {"keys", "labels"}:
+            what = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"state must have the keys 'keys' and 'labels', got {what}")
         keys, labels = state["keys"], state["labels"]
-        if keys.dim() != 3 or labels.shape != keys.shape[:2]:
-            shapes = f"{tuple(keys.shape)} and {tuple(labels.shape)}"
-            raise ValueError(f"state must hold keys (streams, stored, d) and labels (streams, stored), got {shapes}")
+        shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (keys, labels)]
+        if not isinstance(keys, Tensor) or keys.dim() != 3 or shapes[1] != tuple(keys.shape[:2]):
+            pair = f"{shapes[0]} and {shapes[1]}"
+            raise ValueError(f"state must hold keys (streams, stored, d) and labels (streams, stored), got {pair}")
         if keys.shape[1] > self.capacity:
             raise ValueError(f"state must hold at most {self.capacity} entries a stream, got {keys.shape[1]}")
+        if keys.shape[1]:  # a state of nothing knows no number of features
+            try:
+                checks.check_pair(keys, labels)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"state must hold what observe would take: {error}") from error
         self.reset()
         self.append(keys, labels)
 
