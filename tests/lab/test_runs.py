@@ -67,10 +67,10 @@ def test_a_damaged_config_is_named(run: Run) -> None:
 @pytest.mark.parametrize("content", ["[]", "null", '"text"', "[" * 100_000])
 def test_a_config_or_result_that_is_no_object_is_named(run: Run, content: str) -> None:
     (run.path / "result.json").write_text(content)
-    with pytest.raises(LabError, match=r"result\.json cannot be read"):
+    with pytest.raises(LabError, match=r"result\.json cannot be read .*: delete it and resume the run"):
         run.result()
     (run.path / "config.json").write_text(content)
-    with pytest.raises(LabError, match=r"config\.json cannot be read"):
+    with pytest.raises(LabError, match=r"config\.json cannot be read .*: put it back as it was, or start a new run"):
         open_run(run.path)
 
 

@@ -120,7 +120,7 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """The finished run's result, or None while it is not finished."""
         path = self.path / "result.json"
-        return _read_json(path) if path.exists() else None
+        return _read_json(path, "delete it and resume the run to make it again") if path.exists() else None
 
     def remove_if_unused(self) -> None:
         """Remove the folder of a run that failed before it did anything: there is nothing to go on with."""
@@ -148,18 +148,22 @@ class Run:
                 raise LabError(f"{path}, line {number} is damaged: remove that line") from error
 
 
-def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
-    """A new run folder `folder/name-DATE-TIME` with its `config.json`."""
-    now = datetime.now().astimezone()
-    config = {
+def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `config.json` for a run that starts here and now."""
+    return {
         "format": FORMAT,
         "command": command,
         "settings": dict(settings),
         "versions": environment.versions(),
         "hardware": environment.hardware(),
-        "started": now.isoformat(timespec="seconds"),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    path = _new_folder(folder, f"{name}-{now:%Y%m%d-%H%M%S}")
+
+
+def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
+    """A new run folder `folder/name-DATE-TIME` with its `config.json`."""
+    config = config_now(command, settings)
+    path = _new_folder(folder, f"{name}-{datetime.fromisoformat(config['started']):%Y%m%d-%H%M%S}")
     try:
         write_atomic(path / "config.json", (to_json(config, indent=2) + "\n").encode())
     except LabError:
@@ -175,7 +179,7 @@ def open_run(path: Path) -> Run:
             raise LabError(f"{path} is not a run folder: it has no config.json")
     except OSError as error:  # no permission, a name too long
         raise LabError(f"{path} cannot be read ({reason(error)})") from error
-    config = _read_json(path / "config.json")
+    config = _read_json(path / "config.json", "put it back as it was, or start a new run")
     if config.get("format") != FORMAT:
         raise LabError(
             f"{path} has run format {config.get('format')!r}, this version reads {FORMAT}: "
@@ -253,11 +257,11 @@ def _new_folder(parent: Path, name: str) -> Path:
             raise cannot_write(path, error) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise LabError(f"{path} cannot be read ({reason(error)})") from error
+        raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
     return value

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hebbian_softmax.lab import environment
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language import outcome
 from hebbian_softmax.lab.recipes import word_recipe, word_trials
@@ -210,6 +211,19 @@ def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 1
     assert "other settings" in (error := capsys.readouterr().err)
     assert f"{stored.parent} cannot be used" in error
+
+
+def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
+    """And not what the run was started with, which may have been another machine months ago."""
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "trials" / "final-hebbian-seed0")
+    began = {"started": "2000-01-01T00:00:00+00:00", "versions": {"torch": "1.0"}, "hardware": {"gpus": ["other"]}}
+    (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    made = open_run(run.path / "trials" / "final-hebbian-seed0").config
+    assert (made["versions"], made["hardware"]) == (environment.versions(), environment.hardware())
+    assert made["started"] >= swept.config["started"]
 
 
 def test_a_setting_that_diverges_is_one_of_the_outcomes(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -70,7 +70,7 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 def test_a_result_of_another_form_is_named(tmp_path: Path) -> None:
     run = finished(tmp_path)
     run.save_result({"tables": []})
-    with pytest.raises(LabError, match=r"result\.json is not a result"):
+    with pytest.raises(LabError, match=r"result\.json is not a result .*: delete it and resume the run"):
         load_result(run)
 
 

@@ -32,7 +32,7 @@ from hebbian_softmax.lab.language.source import load
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
-from hebbian_softmax.lab.runs import Run, open_run, to_json
+from hebbian_softmax.lab.runs import Run, config_now, open_run, to_json
 from hebbian_softmax.lab.training import Interrupted, first_nonfinite, train
 from hebbian_softmax.lab.trials import OutOfTimeError
 
@@ -228,7 +228,7 @@ class Bench:
     def _open(self, trial: Trial) -> Run:
         """The run folder of a trial, new or begun before."""
         folder = self._folder(trial)
-        config = {**self.run.config, "command": f"train {self.name}", "settings": asdict(trial.settings)}
+        config = config_now(f"train {self.name}", asdict(trial.settings))
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

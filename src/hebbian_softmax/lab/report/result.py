@@ -53,7 +53,9 @@ def load_result(run: Run) -> Result | None:
         _check(result)
         return result
     except (KeyError, TypeError, ValueError) as error:
-        raise LabError(f"{run.path / 'result.json'} is not a result ({error})") from error
+        raise LabError(
+            f"{run.path / 'result.json'} is not a result ({error}): delete it and resume the run to make it again"
+        ) from error
 
 
 def _check(result: Result) -> None:
