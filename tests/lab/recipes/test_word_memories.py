@@ -12,6 +12,7 @@ from hebbian_softmax.lab.data.corpus import BUCKETS
 from hebbian_softmax.lab.language.memory_grid import Grids
 from hebbian_softmax.lab.recipes.memory_tables import chosen_tables, memory_tables
 from hebbian_softmax.lab.recipes.word_memories import GRIDS, MemorySettings, grids_of
+from hebbian_softmax.lab.recipes.word_recipe import summarize
 from hebbian_softmax.lab.recipes.word_tables import frequency_table
 from hebbian_softmax.lab.recipes.word_trials import Outcome
 from hebbian_softmax.lab.report.perplexities import shown
@@ -139,6 +140,18 @@ def test_a_diverged_seed_and_what_older_runs_kept() -> None:
     assert chosen_tables(seeds) == []
     assert not any("Cache" in str(row[0]) and row[1] != "not finite" for row in frequency_table(seeds).rows)
     assert memory_tables([replace(each, more={}) for each in seeds]) == []
+
+
+def test_ranges_are_said_to_meet_only_where_there_are_ranges() -> None:
+    """What diverged has none."""
+    plain = [outcome("plain softmax", seed, 40.0 + seed, {}) for seed in range(2)]
+    near = [outcome("literal rule", seed, 40.5 + seed, {}) for seed in range(2)]
+    lost = [replace(each, title="corrected rule", diverged=True, scores={}) for each in near]
+    assert "range" not in summarize({"plain softmax": plain, "corrected rule": lost})
+    assert "range" not in summarize({"plain softmax": [*plain[:1], *lost[:1]], "literal rule": near})
+    assert summarize({"plain softmax": plain, "literal rule": near, "corrected rule": lost}).endswith(
+        "corrected rule not finite. Of those that are finite no range is apart from that of plain softmax."
+    )
 
 
 @pytest.mark.parametrize("kind", ["wikitext-103", "wikitext-2"])

@@ -180,10 +180,13 @@ def summarize(groups: Mapping[str, Sequence[Outcome]]) -> str:
     values = {title: perplexities(group, "test") for title, group in groups.items()}
     cells = [f"{title} {spread_cell(found)}" for title, found in values.items()]
     words = f"Test perplexity ({over}, {groups[PLAIN][0].words:,} training words): {'; '.join(cells)}."
-    if seeds == 1:
+    finite = [title for title, found in values.items() if math.isfinite(sum(found))]
+    compared = [title for title in finite if title != PLAIN] if PLAIN in finite else []
+    if seeds == 1 or not compared:
         return words
-    for title, found in values.items():
-        if title != PLAIN and math.isfinite(sum(found + values[PLAIN])) and apart(values[PLAIN], found):
-            side = "below" if sum(found) < sum(values[PLAIN]) else "above"
-            words += f" The range of {title} is {side} that of {PLAIN}."
-    return words if "The range" in words else f"{words} No range is apart from that of {PLAIN}."
+    separate = [title for title in compared if apart(values[PLAIN], values[title])]
+    for title in separate:
+        side = "below" if sum(values[title]) < sum(values[PLAIN]) else "above"
+        words += f" The range of {title} is {side} that of {PLAIN}."
+    none = "No range" if len(finite) == len(values) else "Of those that are finite no range"
+    return words if separate else f"{words} {none} is apart from that of {PLAIN}."
