@@ -13,6 +13,7 @@ import torch
 
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
+from hebbian_softmax.lab.language.source import prepared_corpus
 from hebbian_softmax.lab.recipes.words import suggest
 from hebbian_softmax.lab.runs import Run, open_run
 from tests.lab.language.commands import FEW, SIZES, call, only
@@ -131,6 +132,23 @@ def test_a_prepared_corpus_by_its_name(
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
     assert call("train", "yours", *FEW) == 2
     assert "invalid choice: 'yours'" in error_of(capsys)
+    assert call("reproduce", "objectives", "--corpus", "yours", "--runs", tmp_path / "runs") == 1
+    assert "'yours' is no corpus: name one of wikitext-2, " in (error := error_of(capsys))
+    assert "stdlib, mine, or the folder" in error
+
+
+def test_a_folder_of_texts_does_not_hide_the_corpus_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert prepared_corpus("mine") == str(tmp_path / "mine")  # opening it says what it lacks
+    prepared(tmp_path / "corpora" / "mine")
+    assert prepared_corpus("mine") == "mine"
+    prepared(tmp_path / "new" / "mine")
+    monkeypatch.chdir(tmp_path / "new")
+    assert prepared_corpus("mine") == str(tmp_path / "new" / "mine")
 
 
 def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:

@@ -182,8 +182,15 @@ def load_corpus(name_or_folder: str, *, data_root: str = "", quiet: bool = False
             return open_corpus(folder)
     if Path(name_or_folder).is_dir():
         return open_corpus(Path(name_or_folder))
+    raise no_corpus(name_or_folder)
+
+
+def no_corpus(text: str) -> LabError:
+    """The error to raise where a corpus is named that there is not."""
+    from hebbian_softmax.lab.data.known import KNOWN
+
     names = ", ".join(dict.fromkeys([*KNOWN, *(path.name for path in prepared())]))
-    raise LabError(f"{name_or_folder!r} is no corpus: name one of {names}, or the folder of a prepared one")
+    return LabError(f"{text!r} is no corpus: name one of {names}, or the folder of a prepared one")
 
 
 def _write_ids(path: Path, name: str, splits: Mapping[str, Iterable[Any]], vocabulary: int) -> dict[str, Any]:

@@ -30,10 +30,14 @@ CORPORA = {
 
 
 def prepared_corpus(text: str) -> str | None:
-    """The whole path of a folder, or the name of a corpus that is prepared already; None for any other text."""
-    if Path(text).is_dir():
+    """The whole path of a folder, or the name of a corpus that is prepared already; None for any other text.
+
+    A folder that is no corpus, as one of texts, does not stand before a prepared corpus of the same name.
+    """
+    known = bool(text) and (corpora_root() / text / MANIFEST).exists()
+    if (Path(text) / MANIFEST).exists() or (Path(text).is_dir() and not known):
         return str(Path(text).absolute())
-    return text if text and (corpora_root() / text / MANIFEST).exists() else None
+    return text if known else None
 
 
 def settings_type(verb: str, name: str) -> type[Settings]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.data.corpus import Corpus, no_corpus
 from hebbian_softmax.lab.data.known import KNOWN
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language.settings import PRESETS, FolderTrain, TrainSettings
@@ -116,8 +116,5 @@ def place(settings: Any) -> tuple[str, type[TrainSettings], dict[str, str]]:
     if settings.corpus in KNOWN:
         return settings.corpus, TrainSettings, {}
     if (folder := prepared_corpus(settings.corpus)) is None:
-        raise LabError(
-            f"--corpus {settings.corpus!r} is no corpus: name one of {', '.join(KNOWN)}, "
-            "or the folder of a prepared one"
-        )
+        raise LabError(f"--corpus {no_corpus(settings.corpus)}")
     return FOLDER, FolderTrain, {"corpus": folder}
