@@ -78,6 +78,8 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert [row[0] for row in marked] == [PLAIN, "literal rule", "corrected rule"]
     assert [row[-2] for row in marked] == [4.0, 24.0, 9.0]
     assert "3 settings each" in table.title
+    (single,) = tabulate_tuning([outcome for outcome in bench.outcomes if outcome.title == PLAIN][:1])
+    assert single.title.startswith("Tuning: 1 setting each, ")
 
 
 def test_without_trials_the_papers_choice_is_taken() -> None:

@@ -122,7 +122,7 @@ def tabulate_tuning(outcomes: Sequence[Outcome]) -> list[Table]:
             valid = "not finite" if math.isinf(outcome.valid) else outcome.valid
             rows.append([title, *cells, valid, "chosen" if number == best else ""])
     counts = {len(group) for group in groups.values()}
-    many = f"{counts.pop()} settings each" if len(counts) == 1 else f"{len(tried)} settings"
+    many = f"{min(counts)} setting{'' if counts == {1} else 's'} each" if len(counts) == 1 else f"{len(tried)} settings"
     title = f"Tuning: {many}, {tried[0].steps:,} steps, seed {SEED}, chosen by the validation text"
     return [Table(title, ["tried", *(NAMES[name] for name in varied), "validation perplexity", ""], rows)]
 

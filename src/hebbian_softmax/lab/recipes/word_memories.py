@@ -89,7 +89,7 @@ def with_memories(
     """The rows below a model's own, named as the paper names them: perplexities, in all and by frequency, the settings
     chosen, and which of those are at the ends of their grids."""
     place = folder / FOLDER
-    found = memory_rows(model, corpus, grids=grids, mbpa=mbpa, folder=place, label="it", quiet=quiet)
+    found = memory_rows(model, corpus, grids=grids, mbpa=mbpa, folder=place, quiet=quiet)
     assert found.sweep is not None
     points = [found.sweep.cache[0], found.sweep.chosen]
     return {
