@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from hebbian_softmax import MbPA
+from hebbian_softmax.memory import mbpa as mbpa_module
 from tests.memory.oracles import mbpa_distribution, mbpa_log_prob, stream
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -138,6 +139,30 @@ def test_sums_are_at_least_float32(dtype: torch.dtype) -> None:
     assert_close(
         found.double(), mbpa_log_prob(h.to(dtype).double(), targets, head.double(), 7, **options), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(("queries", "most"), [(1, 5), (3, 15), (30, 100)])
+def test_only_what_is_a_neighbour_goes_through_the_layer(
+    queries: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One query of a stream must not cost the softmaxes of all that is stored; many queries share them."""
+    h, targets = stream(130, 4, 6)
+    head, rows = head_of(4, 6), []
+    whole = mbpa_module.linear_log_prob
+
+    def counting(h: torch.Tensor, *arguments, **options):
+        rows.append(len(h))
+        return whole(h, *arguments, **options)
+
+    monkeypatch.setattr(mbpa_module, "linear_log_prob", counting)
+    mbpa = MbPA(100, 5)
+    mbpa.observe(h[:100], targets[:100])
+    found = mbpa.log_prob(h[100 : 100 + queries], targets[100 : 100 + queries], head.weight, head.bias)
+    assert 0 < sum(rows) <= most
+    options = {"neighbours": 5, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    for q in range(100, 100 + queries):
+        expected = mbpa_distribution(h[q], h[:100], targets[:100], head, **options)[targets[q]]
+        assert_close(found[q - 100], expected, **EXACT)
 
 
 def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

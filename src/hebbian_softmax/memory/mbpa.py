@@ -237,16 +237,21 @@ class MbPA(Memory):
         """Stream, first position and neighbours of each block of queries, given what is stored."""
         keys, labels = self._history.window(streams)
         rows = self._rows(layer, len(self), room)
+        few = streams.shape[1] * self.neighbours < len(self)  # queries: their neighbours are less than what is stored
         for stream in range(streams.shape[0]):
             stored = keys[stream].to(layer.weight.dtype)
-            normalisers: Tensor | None = None
+            known = None if few else (stored, labels[stream], self._normalisers(stored, layer, room))
             for low in range(0, streams.shape[1], rows):
                 queries = streams[stream, low : low + rows].to(layer.weight.dtype)
                 search = faiss_nearest if self.search == "faiss" and len(self) else nearest
-                found = search(queries, stored, self.neighbours)
-                if normalisers is None:
-                    normalisers = self._normalisers(stored, layer, room)
-                yield stream, low, self._weighted(queries, stored, labels[stream], normalisers, *found)
+                distance, indices = search(queries, stored, self.neighbours)
+                if known is None:
+                    used, indices = indices.unique(return_inverse=True)
+                    found = stored[used]
+                    near = found, labels[stream, used], self._normalisers(found, layer, room)
+                else:
+                    near = known
+                yield stream, low, self._weighted(queries, *near, distance, indices)
 
     def _weighted(
         self, queries: Tensor, keys: Tensor, labels: Tensor, normalisers: Tensor, distance: Tensor, indices: Tensor
