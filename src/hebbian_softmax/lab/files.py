@@ -51,10 +51,11 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove what processes killed inside `write_atomic` left in `folder`."""
+def remove_temporary(folder: Path, name: str | None = None) -> None:
+    """Remove what processes killed inside `write_atomic` left in `folder`: of all files, or of the one called `name`."""
     for path in folder.glob(TEMPORARY + "*"):
-        path.unlink(missing_ok=True)
+        if name is None or path.name.removeprefix(TEMPORARY).partition("-")[2] == name:
+            path.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> LabError:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.files import TEMPORARY
 from hebbian_softmax.lab.language import memory_rows as rows_module
 from hebbian_softmax.lab.language import memory_sweep, two_steps
 from hebbian_softmax.lab.language.memories import PIECES, CacheSettings, MbpaSettings, Memories
 from hebbian_softmax.lab.language.memory_grid import Grids, Point, at_edges
 from hebbian_softmax.lab.language.memory_rows import MemoryRows, memory_rows
+from hebbian_softmax.lab.language.memory_store import Store
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from tests.lab.language.memory_oracle import activations, losses_of, model, parts_of, perplexity_of
 from tests.lab.language.toy import corpus
@@ -301,6 +303,15 @@ def test_parts_of_another_model_or_damaged_ones_are_made_again(
     for content in (b"", b"not an archive", (tmp_path / "test-parts.npz").read_bytes()[:200]):
         (tmp_path / "test-parts.npz").write_bytes(content)
         assert memory_rows(network, words, folder=tmp_path, **options).rows[1].as_plain() == expected
+
+
+def test_what_a_killed_sweep_left_goes_when_its_part_is_made(tmp_path: Path) -> None:
+    """Hundreds of megabytes on a large text; that of another model in the folder may be being written."""
+    for prefix in ("", "hebbian-"):
+        (tmp_path / f"{TEMPORARY}1-{prefix}grid.npz").write_bytes(b"half of it")
+    store = Store(tmp_path, "", "these weights")
+    assert store.get("grid", {}, lambda: {"x": torch.ones(3)})["x"].tolist() == [1, 1, 1]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{TEMPORARY}1-hebbian-grid.npz", "grid.npz"}
 
 
 def test_grids_that_cannot_be_mixed_are_refused() -> None:

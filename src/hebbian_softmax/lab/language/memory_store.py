@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.files import cannot_write, write_atomic
+from hebbian_softmax.lab.files import cannot_write, remove_temporary, write_atomic
 from hebbian_softmax.lab.models.lstm import WordLSTM
 
 
@@ -42,6 +42,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
+        remove_temporary(self.folder, path.name)
         write_atomic(path, lambda file: np.savez_compressed(file, key=np.array(key), **arrays))
         return made
 
