@@ -52,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporary(folder: Path, name: str | None = None) -> None:
-    """Remove what processes killed inside `write_atomic` left in `folder`: of all files, or of the one called `name`."""
+    """Remove what processes killed inside `write_atomic` left in `folder`: of all files, or of one called `name`."""
     for path in folder.glob(TEMPORARY + "*"):
         if name is None or path.name.removeprefix(TEMPORARY).partition("-")[2] == name:
             path.unlink(missing_ok=True)
