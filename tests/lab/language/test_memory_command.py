@@ -231,7 +231,7 @@ def test_grids_are_looked_at_before_the_run(tmp_path: Path, capsys: pytest.Captu
 def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     (run.path / "checkpoint.pt").unlink()
     assert call("evaluate", run.path, "--cache") == 1
-    assert "has no checkpoint yet" in error_of(capsys)
+    assert "is finished and has no weights" in error_of(capsys)
 
 
 def test_a_device_too_small_leaves_the_run_as_it_was(

@@ -261,7 +261,10 @@ def test_evaluate_wants_a_language_model_with_a_checkpoint(
 ) -> None:
     (copied.path / "checkpoint.pt").unlink()
     assert call("evaluate", copied.path) == 1
-    assert "has no checkpoint yet" in error_of(capsys)
+    assert "is finished and has no weights" in error_of(capsys)  # to go on with it would give none
+    (copied.path / "result.json").unlink()
+    assert call("evaluate", copied.path) == 1
+    assert "has no checkpoint yet: go on with it" in error_of(capsys)
     config = json.loads((copied.path / "config.json").read_bytes())
     config["command"] = "compare longtail"
     (copied.path / "config.json").write_text(json.dumps(config))

@@ -15,6 +15,9 @@ from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.runs import Run
 from hebbian_softmax.lab.settings import from_values
 
+TRIALS = "trials/final-*"
+"""In the run folder of a recipe, the models that it keeps."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -30,6 +33,8 @@ class Trained:
 def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trained:
     """Read the checkpoint of a run of `hebbian train` or `hebbian compare` on a corpus."""
     verb, _, name = run.command.partition(" ")
+    if finals := sorted(run.path.glob(TRIALS)):
+        raise LabError(f"{run.path}: its models are runs of their own: name one of those, as {finals[0]}")
     if verb not in ("train", "compare") or name not in CORPORA:
         raise LabError(f"{run.path} is a run of 'hebbian {run.command}', which has no language model")
     try:
@@ -39,6 +44,10 @@ def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trai
             f"{run.path} was started by another version of hebbian-softmax ({error}): use that one"
         ) from error
     checkpoint = run.load_checkpoint()
+    if checkpoint is None and (run.path / "result.json").exists():
+        raise LabError(
+            f"{run.path} is finished and has no weights (a tuning deletes those of its trials): name another run"
+        )
     if checkpoint is None:
         raise LabError(f"{run.path} has no checkpoint yet: go on with it until it has one")
     corpus = load(name, settings, quiet)
