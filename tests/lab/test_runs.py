@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hebbian_softmax.lab import environment
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.runs import Run, check_same, create_run, last_unfinished, open_run, to_json
 from tests.lab.test_files import file_size_limit, names
@@ -23,6 +24,7 @@ def test_the_config_says_how_to_repeat_the_run(run: Run) -> None:
     assert config["versions"]["torch"] == torch.__version__
     assert config["versions"]["numpy"]
     assert config["versions"]["matplotlib"]
+    assert config["versions"].get("commit", "unknown") == environment.commit()
     assert config["hardware"]["cores"] >= 1
     assert config["started"]
     assert open_run(run.path) == run

@@ -41,13 +41,21 @@ def hardware() -> dict[str, str | int | list[str]]:
 
 
 def commit() -> str:
-    """The checkout's commit, marked if changed since, or ``unknown`` where there is none."""
-    command = ["git", "describe", "--always", "--dirty"]
+    """The checkout's commit, marked if changed since, or ``unknown`` where there is none.
+
+    Installed into an environment that lies in somebody's checkout, it is not of that checkout.
+    """
+    return (_git("describe", "--always", "--dirty") if _git("ls-files", Path(__file__).name) else "") or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    """What it says about where this file lies; nothing where there is no git or no checkout."""
     try:
+        command = ["git", *arguments]
         asked = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     except OSError:  # no git
-        return "unknown"
-    return asked.stdout.strip() or "unknown"
+        return ""
+    return asked.stdout.strip()
 
 
 def _cpu_name() -> str:

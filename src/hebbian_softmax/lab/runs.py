@@ -150,11 +150,12 @@ class Run:
 
 def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The content of `config.json` for a run that starts here and now."""
+    commit = environment.commit()  # of a checkout of this project; whoever installed it has the version
     return {
         "format": FORMAT,
         "command": command,
         "settings": dict(settings),
-        "versions": environment.versions(),
+        "versions": environment.versions() | ({"commit": commit} if commit != "unknown" else {}),
         "hardware": environment.hardware(),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }

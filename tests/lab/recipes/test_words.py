@@ -241,6 +241,7 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
         (["train", "corpus"], "which corpus?"),
         (["train", "zipf", "--tied", "perhaps"], "must be one of yes, no"),
         (["train", "zipf", "--input-dropout", "1"], "below 1"),
+        (["train", "zipf", "--epochs", "0"], "above 0"),
         (["train", "zipf", "--rule-scale", "much"], "must be a number"),
         (["train", "zipf", "--steps", "3", "--max-seconds", "5"], "give one of them"),
         (["train", "zipf", "--batch", "100000"], "too few for a batch"),

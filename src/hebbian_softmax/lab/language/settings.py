@@ -44,6 +44,14 @@ def share(text: str) -> float:
     return value
 
 
+def passes(text: str) -> float:
+    """A number above 0."""
+    value = number(0)(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
 @dataclass(frozen=True)
 class Settings:
     """What both commands share. What is 0 there comes from the preset."""
@@ -83,7 +91,7 @@ class Settings:
     accumulate: int = setting(1, "parts in which each process computes its batch, to save memory", integer(1))
     precision: str = setting("auto", "fp32, bf16, or auto: bf16 on a GPU", choice("auto", "fp32", "bf16"))
 
-    epochs: float = setting(1.0, "passes over the training text, unless --steps or --max-seconds is given", number(0))
+    epochs: float = setting(1.0, "passes over the training text, unless --steps or --max-seconds is given", passes)
     steps: int = setting(0, "training steps; 0: from --epochs", integer(0))
     max_seconds: float = setting(0.0, "time for all of it; the speed is measured, then the steps are fixed", number(0))
     evaluations: int = setting(20, "on the validation text while training", integer(1))
