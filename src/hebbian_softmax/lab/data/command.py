@@ -17,7 +17,7 @@ from hebbian_softmax.lab.data.corpus import (
     prepared,
 )
 from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
-from hebbian_softmax.lab.data.known import DATED, KNOWN
+from hebbian_softmax.lab.data.known import KNOWN, OWN
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.progress import format_bytes
@@ -53,7 +53,7 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     help = "tokenise a corpus into one memory-mapped file of ids"
     command = verbs.add_parser("prepare", help=help, description=help[0].upper() + help[1:] + ".", allow_abbrev=False)
     names = command.add_subparsers(title="corpora", metavar="CORPUS", required=True)
-    for corpus, known in (*KNOWN.items(), ("dated", DATED)):
+    for corpus, known in (*KNOWN.items(), *OWN.items()):
         parser = names.add_parser(
             corpus,
             help=known.help,
@@ -77,7 +77,7 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in KNOWN:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {**KNOWN, **OWN}:
         raise argparse.ArgumentTypeError(
             f"must be letters, digits, dots and dashes, and no corpus's own name, not {text!r}"
         )
@@ -86,7 +86,7 @@ def _name(text: str) -> str:
 
 def prepare_one(arguments: argparse.Namespace) -> int:
     """`hebbian data prepare CORPUS`"""
-    known = DATED if arguments.corpus == "dated" else KNOWN[arguments.corpus]
+    known = {**KNOWN, **OWN}[arguments.corpus]
     options = {key: value for key, value in vars(arguments).items() if key not in SHARED and value is not None}
     corpus, made = prepare(
         known.plan(options),
@@ -104,7 +104,7 @@ def prepare_one(arguments: argparse.Namespace) -> int:
 def show_all(arguments: argparse.Namespace) -> int:
     """`hebbian data list`"""
     print("Corpora for hebbian data prepare:")
-    for name, known in (*KNOWN.items(), ("dated", DATED)):
+    for name, known in (*KNOWN.items(), *OWN.items()):
         print(f"  {name:<14}{known.help}")
     print(f"\nPrepared, in {corpora_root()}:")
     for folder in prepared():

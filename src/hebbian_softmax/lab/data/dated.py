@@ -5,20 +5,16 @@ October, are those of the stock market crash, four months after the last trainin
 Tokens are made as the paper makes GigaWord's: NLTK's sentences and words, in lower case.
 """
 
-import gzip
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import digest
+from hebbian_softmax.lab.data.prepare import Plan, Workshop
+from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.errors import LabError, reason
@@ -26,7 +22,6 @@ from hebbian_softmax.lab.errors import LabError, reason
 REUTERS = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time
-OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
 
 Days = tuple[date, date]  # the first and the last
 
@@ -108,13 +103,10 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file, about a megabyte at a time, and the number of the first."""
     number = 1
-    try:
-        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
-            while lines := file.readlines(PART):
-                yield number, b"".join(lines)
-                number += len(lines)
-    except (lzma.LZMAError, EOFError, zlib.error) as error:
-        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole file") from error
+    with opened(path) as file:
+        while lines := file.readlines(PART):
+            yield number, b"".join(lines)
+            number += len(lines)
 
 
 def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hebbian_softmax.lab.data import dated, gigaword, gutenberg, gutenberg_books, stdlib, wikitext
+from hebbian_softmax.lab.data import dated, gigaword, gutenberg, gutenberg_books, own_texts, stdlib, wikitext
 from hebbian_softmax.lab.data.prepare import Plan
-from hebbian_softmax.lab.settings import integer
+from hebbian_softmax.lab.settings import choice, integer
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,30 @@ def _dated_options(parser: argparse.ArgumentParser, file: bool) -> None:
             required=file,
             help=f"days of the {split} split, as {default}" + ("" if file else " (the default)"),
         )
+    _add_minimum(parser, usual.minimum)
+
+
+def _add_minimum(parser: argparse.ArgumentParser, usual: int) -> None:
+    help = f"keep words seen so often in training (default: {usual})"
+    parser.add_argument("--minimum", metavar="N", type=integer(1), help=help)
+
+
+def _texts_options(parser: argparse.ArgumentParser) -> None:
+    for split in ("train", "valid", "test"):
+        parser.add_argument(
+            f"--{split}",
+            metavar="PLACE",
+            required=True,
+            help=f"the {split} split: a text in UTF-8 (or .xz, .gz), or the .txt files of a folder or archive",
+        )
     parser.add_argument(
-        "--minimum",
-        metavar="N",
-        type=integer(1),
-        help=f"keep words seen so often in training (default: {usual.minimum})",
+        "--tokens",
+        metavar="TEXT",
+        type=choice(*own_texts.TOKENS),
+        help="nltk: English sentences and words in lower case (the default); spaces: what stands between spaces, a "
+        "line a sentence, for texts that are tokenised already or not English",
     )
+    _add_minimum(parser, own_texts.MINIMUM)
 
 
 def _days(text: str) -> dated.Days:
@@ -123,8 +141,16 @@ KNOWN = {
         "the source of this Python's standard library, nothing to download", _no_options, lambda options: stdlib.plan()
     ),
 }
-DATED = Known(
-    "any news in time order, one JSON object a line with date, text and perhaps title",
-    partial(_dated_options, file=True),
-    lambda options: dated.plan(dated.Options(**options)),
-)
+OWN = {
+    "texts": Known(
+        "any text: files, folders or archives of your own for each split",
+        _texts_options,
+        lambda options: own_texts.plan(own_texts.Options(**options)),
+    ),
+    "dated": Known(
+        "any news in time order, one JSON object a line with date, text and perhaps title",
+        partial(_dated_options, file=True),
+        lambda options: dated.plan(dated.Options(**options)),
+    ),
+}
+"""Those that are made from files one has to name: there is no such corpus without options."""

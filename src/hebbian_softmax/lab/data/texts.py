@@ -1,5 +1,7 @@
-"""Texts in a folder or in an archive, one after the other."""
+"""Texts in files that may be packed, in folders and in archives."""
 
+import contextlib
+import gzip
 import hashlib
 import lzma
 import tarfile
@@ -7,11 +9,23 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from hebbian_softmax.lab.data.prepare import readable
 from hebbian_softmax.lab.errors import LabError, reason
 
 TARS = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
+OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file to be read, packed or not."""
+    try:
+        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
+            yield file
+    except (lzma.LZMAError, EOFError, zlib.error) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole file") from error
 
 
 def read_texts(place: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, bytes]]:
@@ -31,6 +45,11 @@ def read_texts(place: Path, wanted: Callable[[str], bool] = lambda name: True) -
                 )
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise LabError(f"{place} cannot be read ({reason(error)}): replace it with a whole archive") from error
+
+
+def is_archive(place: Path) -> bool:
+    """By its name."""
+    return place.name.endswith((*TARS, ".zip"))
 
 
 def digest(place: Path) -> str:

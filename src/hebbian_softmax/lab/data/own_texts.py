@@ -1,0 +1,102 @@
+"""Texts of one's own: a file, a folder or an archive for each split.
+
+Tokens are NLTK's sentences and words in lower case, as in the paper. Where a text is tokenised already, or is not
+English, they are what stands between spaces, and a line is a sentence.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import IO
+
+from hebbian_softmax.lab.data.corpus import EOS, SPLITS
+from hebbian_softmax.lab.data.prepare import Plan, Workshop
+from hebbian_softmax.lab.data.texts import digest, is_archive, opened, read_texts
+from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.vocabulary import Encoded
+from hebbian_softmax.lab.errors import LabError, reason
+
+MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+PART = 1 << 20  # bytes tokenised at a time: more where no paragraph ends
+LONGEST = 16  # parts, after which a line's end will do
+TOKENS = ("nltk", "spaces")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The place of each split, the rarest word that is kept, and what a token is."""
+
+    train: str
+    valid: str
+    test: str
+    minimum: int = MINIMUM
+    tokens: str = TOKENS[0]
+
+
+def plan(options: Options) -> Plan:
+    """Whatever is named for training, validation and testing."""
+    places = {split: digest(Path(getattr(options, split))) for split in SPLITS}
+    for one, other in combinations(SPLITS, 2):
+        if places[one] == places[other]:
+            raise LabError(f"--{one} and --{other} name the same text: a model must be measured on another one")
+    settings = {**places, "minimum": options.minimum, "tokens": options.tokens}
+    return Plan("texts", settings, partial(_gather, options), lambda root: {}, options.minimum, usual=False)
+
+
+def _gather(options: Options, workshop: Workshop) -> None:
+    if options.tokens == "nltk":
+        find_punkt(workshop.data_root, workshop.quiet)
+        workshop.notes["nltk"] = nltk_version()
+    parts = (
+        (split, options.tokens, *part)
+        for split in SPLITS
+        for part in _parts(Path(getattr(options, split)), by_lines=options.tokens == "spaces")
+    )
+    workshop.tokenise(_tokenise, parts, None)
+    for split, tokens in workshop.gathered.tokens.items():
+        if not tokens:
+            place = getattr(options, split)
+            raise LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
+
+
+def _parts(place: Path, by_lines: bool) -> Iterator[tuple[str, bytes]]:
+    """Names and pieces of all texts of a place."""
+    if place.is_dir() or is_archive(place):
+        for name, content in read_texts(place):
+            yield from ((f"{place / name}", part) for part in _cut(io.BytesIO(content), by_lines))
+        return
+    with opened(place) as file:
+        yield from ((str(place), part) for part in _cut(file, by_lines))
+
+
+def _cut(file: IO[bytes], by_lines: bool) -> Iterator[bytes]:
+    """A text in pieces that end with a paragraph, or with a line where lines are sentences."""
+    lines: list[bytes] = []
+    size = 0
+    for line in file:
+        lines.append(line)
+        size += len(line)
+        if size >= PART and (by_lines or not line.strip() or size >= LONGEST * PART):
+            yield b"".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield b"".join(lines)
+
+
+def _tokenise(part: tuple[str, str, str, bytes]) -> list[tuple[str, Encoded]]:
+    split, tokens, name, content = part
+    try:
+        text = content.decode("utf-8-sig")
+        if "\0" in text:
+            raise ValueError("it has zero bytes")
+    except ValueError as error:
+        raise LabError(f"{name} is not a text in UTF-8 ({reason(error)}): convert it, or take it out") from error
+    encoded = Encoded()
+    if tokens == "nltk":
+        encoded.add(tokeniser().tokens(text))
+    else:  # lines end at line feeds alone, as in WikiText
+        encoded.add(token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
+    return [(split, encoded)]

@@ -1,0 +1,149 @@
+"""Texts of one's own: where they may lie, how they are cut, and what is refused."""
+
+import gzip
+import io
+import lzma
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.data import own_texts
+from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, load_corpus
+from hebbian_softmax.lab.data.own_texts import Options, plan
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.errors import LabError
+from tests.lab.data.english import english
+
+__all__ = ["english"]
+
+TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
+EXPECTED = {
+    "train": "the cat sat . <eos> he ran . <eos> the cat ran . <eos>",
+    "valid": "the <unk> ran . <eos>",
+    "test": "he sat . <eos>",
+}
+
+
+@pytest.fixture
+def places(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A file for each split, and the data root that has the sentence model."""
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(english))
+    for split, text in TEXTS.items():
+        (tmp_path / split).write_text(text, encoding="utf-8")
+    return {split: str(tmp_path / split) for split in SPLITS}
+
+
+def read(places: dict[str, str], minimum: int = 1, tokens: str = "nltk", name: str = "") -> Corpus:
+    return prepare(plan(Options(**places, minimum=minimum, tokens=tokens)), name=name, processes=1, quiet=True)[0]
+
+
+def texts_of(corpus: Corpus) -> dict[str, str]:
+    return {split: " ".join(corpus.words[number] for number in corpus.splits[split]) for split in SPLITS}
+
+
+def test_a_file_for_each_split(places: dict[str, str]) -> None:
+    assert texts_of(read(places)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["folder", ".zip", ".xz", ".gz", "bom"])
+def test_where_a_text_may_lie(places: dict[str, str], tmp_path: Path, kind: str) -> None:
+    text, first, second = (part.encode() for part in (TEXTS["train"], *TEXTS["train"].split("\n\n")))
+    if kind == "folder":
+        place = tmp_path / "folder"
+        (place / "b").mkdir(parents=True)
+        (place / "a.txt").write_bytes(first)
+        (place / "b" / "c.txt").write_bytes(second)
+        (place / "notes.md").write_bytes(b"not this")
+    elif kind == ".zip":
+        place = tmp_path / "texts.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("a.txt", first)
+            archive.writestr("b.txt", second)
+    else:
+        pack = {".xz": lzma.compress, ".gz": gzip.compress, "bom": lambda content: b"\xef\xbb\xbf" + content}[kind]
+        place = tmp_path / f"text{kind}"
+        place.write_bytes(pack(text))
+    assert texts_of(read({**places, "train": str(place)})) == EXPECTED
+
+
+def test_tokens_between_spaces(places: dict[str, str]) -> None:
+    Path(places["train"]).write_text("Ein Satz .\n\nnoch <unk> ein\u2028Satz .", encoding="utf-8")
+    found = texts_of(read(places, tokens="spaces"))
+    assert found["train"] == "Ein Satz . <eos> <eos> noch <unk> ein Satz . <eos>"
+    assert found["test"] == "<unk> <unk> <eos>"
+
+
+def test_rare_words_are_unknown(places: dict[str, str]) -> None:
+    found = texts_of(read(places, minimum=2))
+    assert found["train"] == "the cat <unk> . <eos> <unk> ran . <eos> the cat ran . <eos>"
+
+
+@pytest.mark.parametrize(
+    ("by_lines", "expected"),
+    [
+        (True, [b"one two\nthree four\n", b"\nfive\n \nsix seven eight\n"]),
+        (False, [b"one two\nthree four\n\n", b"five\n \nsix seven eight\n\n", b"no end\n" * 23]),
+    ],
+)
+def test_pieces_end_with_a_paragraph_or_line(
+    by_lines: bool, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no paragraph ends for long, a line's end will do."""
+    monkeypatch.setattr(own_texts, "PART", 10)
+    text = b"one two\nthree four\n\nfive\n \nsix seven eight\n\n" + b"no end\n" * 40 + b"the last"
+    parts = list(own_texts._cut(io.BytesIO(text), by_lines))
+    assert parts[: len(expected)] == expected
+    assert b"".join(parts) == text
+
+
+def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(places["train"]).write_text("\n\n".join([TEXTS["train"]] * 50))
+    whole = texts_of(read(places, name="whole"))
+    monkeypatch.setattr(own_texts, "PART", 64)
+    assert texts_of(read(places, name="pieces")) == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"caf\xe9", r"valid is not a text in UTF-8 \(.*0xe9.*\): convert it"),
+        (b"a\0b", "valid is not a text in UTF-8 .*zero bytes"),
+        (b" \n", "valid has no words: name a text, .* with --valid"),
+        (TEXTS["test"].encode(), "--valid and --test name the same text"),
+    ],
+)
+def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, message: str) -> None:
+    Path(places["valid"]).write_bytes(content)
+    with pytest.raises(LabError, match=message):
+        read(places)
+    assert not list(Path(places["valid"]).parent.glob("cache/corpora/texts*"))
+
+
+def test_a_place_that_is_not_there(places: dict[str, str]) -> None:
+    with pytest.raises(LabError, match="nowhere is not there"):
+        read({**places, "train": "nowhere"})
+
+
+def test_a_damaged_archive_is_named(places: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "text.xz"
+    place.write_bytes(lzma.compress(b"The cat sat. " * 1000)[:-20])
+    with pytest.raises(LabError, match=r"text\.xz cannot be read .*replace it"):
+        read({**places, "train": str(place)})
+
+
+def test_the_command(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = [word for split, place in places.items() for word in (f"--{split}", place)]
+    command = ["data", "prepare", "texts", *options, "--minimum", "1", "--name", "mine", "--quiet", "--processes", "1"]
+    assert main(command) == 0
+    assert "mine" in capsys.readouterr().out
+    assert texts_of(load_corpus("mine")) == EXPECTED
+    assert main(command) == 0
+    assert "mine was prepared before" in capsys.readouterr().err
+    Path(places["train"]).write_text("Another text.")
+    assert main(command) == 1
+    assert "was prepared with other settings (train)" in capsys.readouterr().err
+    assert main(["data", "list"]) == 0
+    assert "any text: files, folders or archives of your own" in capsys.readouterr().out
