@@ -43,6 +43,10 @@ def copied(trained: Run, tmp_path: Path) -> Run:
     return open_run(Path(shutil.copytree(trained.path, tmp_path / "copied")))
 
 
+def test_a_run_has_the_name_of_its_corpus(trained: Run, folder: Path) -> None:
+    assert re.fullmatch(rf"{folder.name}-\d{{8}}-\d{{6}}", trained.path.name)
+
+
 def test_training_leaves_everything_in_its_run_folder(trained: Run) -> None:
     kept = {"valid-words.npz", "test-words.npz", "perplexity.png", "plan.json", "page.html"}
     assert {path.name for path in trained.path.iterdir()} == kept | {

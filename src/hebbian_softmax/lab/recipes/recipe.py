@@ -39,6 +39,10 @@ class Recipe:
     def command(self) -> str:
         return f"{self.verb} {self.name}"
 
+    def folder_name(self, settings: Any) -> str:
+        """How its run folders are called, before the date."""
+        return self.name
+
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """The recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
@@ -94,7 +98,7 @@ class Recipe:
         given = given_options(arguments, self.settings)
         if arguments.resume is None:
             settings = self.settings(**given)
-            return create_run(arguments.runs, self.name, self.command, asdict(settings)), settings
+            return create_run(arguments.runs, self.folder_name(settings), self.command, asdict(settings)), settings
         if arguments.resume == LATEST:
             run = last_unfinished(arguments.runs, self.command)
         else:

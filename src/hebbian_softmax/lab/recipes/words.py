@@ -24,7 +24,7 @@ from hebbian_softmax.lab.language.outcome import NAMES, TEXTS, as_plain, draw, m
 from hebbian_softmax.lab.language.plan import make_plan
 from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
-from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
+from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from hebbian_softmax.lab.ranks import Ranks, current_ranks, joined
 from hebbian_softmax.lab.recipes.recipe import Recipe
@@ -143,6 +143,10 @@ class WordsRecipe(Recipe):
     def execute(self, arguments: argparse.Namespace) -> int:
         with joined(arguments.device or "auto") as ranks:
             return super().execute(arguments) if ranks.first else self._follow(ranks)
+
+    def folder_name(self, settings: Any) -> str:
+        """The corpus's, which for one's own is that of its folder."""
+        return Path(settings.corpus).resolve().name or self.name if self.name == FOLDER else self.name
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
         """Open the run and tell the other ranks where it is, or that there is none."""
