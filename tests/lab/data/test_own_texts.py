@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import zipfile
 from pathlib import Path
 
@@ -94,9 +95,10 @@ def test_pieces_end_with_a_paragraph_or_line(
     """Where no paragraph ends for long, a line's end will do."""
     monkeypatch.setattr(own_texts, "PART", 10)
     text = b"one two\nthree four\n\nfive\n \nsix seven eight\n\n" + b"no end\n" * 40 + b"the last"
-    parts = list(own_texts._cut(io.BytesIO(text), by_lines))
-    assert parts[: len(expected)] == expected
+    firsts, parts = zip(*own_texts._cut(io.BytesIO(text), by_lines), strict=True)
+    assert list(parts[: len(expected)]) == expected
     assert b"".join(parts) == text
+    assert list(firsts) == [1 + b"".join(parts[:number]).count(b"\n") for number in range(len(parts))]
 
 
 def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,16 +112,49 @@ def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytes
     ("content", "message"),
     [
         (b"caf\xe9", r"valid is not a text in UTF-8 \(.*0xe9.*\): convert it"),
-        (b"a\0b", "valid is not a text in UTF-8 .*zero bytes"),
+        (b"\xef\xbb\xbf\ncaf\xe9", r"valid is not a text in UTF-8 \(line 2: byte 0xe9, "),
+        (b"\n" * 3 + b"caf\xe9", r"valid is not a text in UTF-8 \(line 4: byte 0xe9, "),
+        (b"a\nb\0", r"valid is not a text in UTF-8 \(line 2: a zero byte\): convert it"),
         (b" \n", "valid has no words: name a text, .* with --valid"),
         (TEXTS["test"].encode(), "--valid and --test name the same text"),
     ],
 )
-def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, message: str) -> None:
+@pytest.mark.parametrize("tokens", own_texts.TOKENS)
+def test_what_is_no_text_is_named(
+    places: dict[str, str], content: bytes, message: str, tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines are counted from the beginning of the file, in whatever piece they are."""
+    monkeypatch.setattr(own_texts, "PART", 2)
     Path(places["valid"]).write_bytes(content)
     with pytest.raises(LabError, match=message):
-        read(places)
+        read(places, tokens=tokens)
     assert not list(Path(places["valid"]).parent.glob("cache/corpora/texts*"))
+
+
+def test_folders_without_texts_are_not_called_the_same_text(places: dict[str, str], tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(LabError, match=r"one has no words: .* with --valid"):
+        plan(Options(places["train"], str(tmp_path / "one"), str(tmp_path / "other")))
+
+
+def test_a_pipe_is_refused(places: dict[str, str], tmp_path: Path) -> None:
+    """It would be empty at the second reading."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LabError, match=r"pipe is a pipe or a device, .*: name a file with --train"):
+        plan(Options(**{**places, "train": str(tmp_path / "pipe")}))
+
+
+def test_a_zip_with_a_password_is_named(places: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "texts.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("a.txt", "The cat sat.")
+    content = bytearray(place.read_bytes())
+    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flag of encryption, in both of its places
+        content[content.index(head) + flags] |= 1
+    place.write_bytes(content)
+    with pytest.raises(LabError, match=r"texts\.zip cannot be read .*encrypted.*: replace it"):
+        read({**places, "train": str(place)})
 
 
 def test_a_place_that_is_not_there(places: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ Tokens are NLTK's sentences and words in lower case, as in the paper. Where a te
 English, they are what stands between spaces, and a line is a sentence.
 """
 
+import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ from pathlib import Path
 from typing import IO
 
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, is_archive, opened, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError, reason
+from hebbian_softmax.lab.errors import LabError
 
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time: more where no paragraph ends
 LONGEST = 16  # parts, after which a line's end will do
 TOKENS = ("nltk", "spaces")
+NOTHING = hashlib.sha256().hexdigest()  # of an empty file, and of a folder without texts
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,27 @@ class Options:
 
 def plan(options: Options) -> Plan:
     """Whatever is named for training, validation and testing."""
-    places = {split: digest(Path(getattr(options, split))) for split in SPLITS}
+    places = {split: _identity(options, split) for split in SPLITS}
     for one, other in combinations(SPLITS, 2):
         if places[one] == places[other]:
             raise LabError(f"--{one} and --{other} name the same text: a model must be measured on another one")
     settings = {**places, "minimum": options.minimum, "tokens": options.tokens}
     return Plan("texts", settings, partial(_gather, options), lambda root: {}, options.minimum, usual=False)
+
+
+def _identity(options: Options, split: str) -> str:
+    place = Path(getattr(options, split))
+    with readable(place):
+        if place.exists() and not (place.is_dir() or place.is_file()):
+            raise LabError(f"{place} is a pipe or a device, and texts are read twice: name a file with --{split}")
+    if (checksum := digest(place)) == NOTHING:
+        raise _no_words(options, split)
+    return checksum
+
+
+def _no_words(options: Options, split: str) -> LabError:
+    place = getattr(options, split)
+    return LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
@@ -58,45 +75,54 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.tokenise(_tokenise, parts, None)
     for split, tokens in workshop.gathered.tokens.items():
         if not tokens:
-            place = getattr(options, split)
-            raise LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
+            raise _no_words(options, split)
 
 
-def _parts(place: Path, by_lines: bool) -> Iterator[tuple[str, bytes]]:
-    """Names and pieces of all texts of a place."""
+def _parts(place: Path, by_lines: bool) -> Iterator[tuple[str, int, bytes]]:
+    """Names, first lines and pieces of all texts of a place."""
     if place.is_dir() or is_archive(place):
         for name, content in read_texts(place):
-            yield from ((f"{place / name}", part) for part in _cut(io.BytesIO(content), by_lines))
+            yield from ((f"{place / name}", *part) for part in _cut(io.BytesIO(content), by_lines))
         return
     with opened(place) as file:
-        yield from ((str(place), part) for part in _cut(file, by_lines))
+        yield from ((str(place), *part) for part in _cut(file, by_lines))
 
 
-def _cut(file: IO[bytes], by_lines: bool) -> Iterator[bytes]:
-    """A text in pieces that end with a paragraph, or with a line where lines are sentences."""
+def _cut(file: IO[bytes], by_lines: bool) -> Iterator[tuple[int, bytes]]:
+    """A text in pieces that end with a paragraph, or with a line where lines are sentences; and their first lines."""
     lines: list[bytes] = []
-    size = 0
-    for line in file:
+    first, size = 1, 0
+    for number, line in enumerate(file, 1):
         lines.append(line)
         size += len(line)
         if size >= PART and (by_lines or not line.strip() or size >= LONGEST * PART):
-            yield b"".join(lines)
-            lines, size = [], 0
+            yield first, b"".join(lines)
+            lines, first, size = [], number + 1, 0
     if lines:
-        yield b"".join(lines)
+        yield first, b"".join(lines)
 
 
-def _tokenise(part: tuple[str, str, str, bytes]) -> list[tuple[str, Encoded]]:
-    split, tokens, name, content = part
-    try:
-        text = content.decode("utf-8-sig")
-        if "\0" in text:
-            raise ValueError("it has zero bytes")
-    except ValueError as error:
-        raise LabError(f"{name} is not a text in UTF-8 ({reason(error)}): convert it, or take it out") from error
+def _tokenise(part: tuple[str, str, str, int, bytes]) -> list[tuple[str, Encoded]]:
+    split, tokens, name, first, content = part
+    text = _decode(name, first, content)
     encoded = Encoded()
     if tokens == "nltk":
         encoded.add(tokeniser().tokens(text))
-    else:  # lines end at line feeds alone, as in WikiText
+    elif text.strip():  # blank lines alone are no text; lines end at line feeds alone, as in WikiText
         encoded.add(token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
     return [(split, encoded)]
+
+
+def _decode(name: str, first: int, content: bytes) -> str:
+    """A piece as text. Errors name the line, since a position in the piece is none in the file."""
+    try:
+        text = content.decode("utf-8-sig" if first == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        before, what = error.object[: error.start], f"byte 0x{error.object[error.start]:02x}, {error.reason}"
+    else:
+        before, zero, _ = content.partition(b"\0")
+        if not zero:
+            return text
+        what = "a zero byte"
+    line = first + before.count(b"\n")
+    raise LabError(f"{name} is not a text in UTF-8 (line {line:,}: {what}): convert it, or take it out")

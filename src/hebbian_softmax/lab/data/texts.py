@@ -16,6 +16,8 @@ from hebbian_softmax.lab.errors import LabError, reason
 
 TARS = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+DAMAGES = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+"""What unreadable archives raise; zips with a password or packed in an unknown way a RuntimeError."""
 
 
 @contextlib.contextmanager
@@ -43,7 +45,7 @@ def read_texts(place: Path, wanted: Callable[[str], bool] = lambda name: True) -
                 raise LabError(
                     f"{place} is neither a folder nor an archive ({', '.join(TARS)}, .zip): name one of these"
                 )
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
+    except DAMAGES as error:
         raise LabError(f"{place} cannot be read ({reason(error)}): replace it with a whole archive") from error
 
 
