@@ -82,7 +82,10 @@ def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "message"),
     [
         (["wikitext-2", "--name", "../up"], "must be letters"),
-        (["wikitext-2", "--name", "stdlib"], "no corpus's own name"),
+        *(
+            (["wikitext-2", "--name", name], "experiment's own name")
+            for name in ("stdlib", "texts", "corpus", "zipf", "glyphs")
+        ),
         (["reuters", "--train", "1987"], "must be two dates"),
         (["dated", "--file", "x.jsonl"], "required"),
         (["gigaword", "--eval-articles", "0"], "whole number from 1"),

@@ -77,9 +77,12 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {**KNOWN, **OWN}:
+    """A name that means nothing else where a corpus may be named, as in `hebbian train NAME`."""
+    from hebbian_softmax.lab.recipes import RECIPES  # which need the corpora
+
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {*KNOWN, *OWN, *(recipe.name for recipe in RECIPES)}:
         raise argparse.ArgumentTypeError(
-            f"must be letters, digits, dots and dashes, and no corpus's own name, not {text!r}"
+            f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
         )
     return text
 
