@@ -128,12 +128,15 @@ def test_a_prepared_corpus_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").symlink_to(tmp_path)  # no corpus, and of no influence
     prepared(tmp_path / "corpora" / "mine")
     options = ["--steps", "11", "--final", "none", "--quiet", "--runs", tmp_path / "runs"]
     assert call("train", "mine", *FEW, *options) == 0
     run = only(tmp_path / "runs")
     assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as were asked for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
+    assert run.path.name.startswith("mine-")
     assert call("train", "yours", *FEW) == 2
     assert "invalid choice: 'yours'" in error_of(capsys)
     assert call("reproduce", "objectives", "--corpus", "yours", "--runs", tmp_path / "runs") == 1

@@ -7,6 +7,7 @@ weights, on the same batches with the same dropout, for the same number of steps
 import argparse
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -145,8 +146,8 @@ class WordsRecipe(Recipe):
             return super().execute(arguments) if ranks.first else self._follow(ranks)
 
     def folder_name(self, settings: Any) -> str:
-        """The corpus's, which for one's own is that of its folder."""
-        return Path(settings.corpus).resolve().name or self.name if self.name == FOLDER else self.name
+        """The corpus's, which for one's own is its name or that of its folder, whatever the name is linked to here."""
+        return Path(os.path.abspath(settings.corpus)).name or self.name if self.name == FOLDER else self.name
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
         """Open the run and tell the other ranks where it is, or that there is none."""
