@@ -10,13 +10,14 @@ from hebbian_softmax.lab.errors import LabError, enough_memory
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        RuntimeError("CUDA error: out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_memory_that_is_too_small(error: RuntimeError) -> None:
     with (
-        pytest.raises(LabError, match=r"too small for a step: do less \(\w+: .*(alloc|ALLOC)"),
+        pytest.raises(LabError, match=r"too small for a step: do less \(\w+: .*(alloc|ALLOC|of memory)"),
         enough_memory("a step", "do less"),
     ):
         raise error

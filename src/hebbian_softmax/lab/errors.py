@@ -36,7 +36,7 @@ def enough_memory(what: str, advice: str) -> Iterator[None]:
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
     """The error that says so: this one, or one during which it came (a capture that fails raises another)."""
-    told = ("allocate memory", "not enough memory", "ALLOC_FAILED")
+    told = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED")
     if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in told):
         return error
     return None if error.__context__ is None else _out_of_memory(error.__context__)
