@@ -46,7 +46,9 @@ def texts_of(corpus: Corpus) -> dict[str, str]:
 
 
 def test_a_file_for_each_split(places: dict[str, str]) -> None:
-    assert texts_of(read(places)) == EXPECTED
+    corpus = read(places)
+    assert texts_of(corpus) == EXPECTED
+    assert corpus.manifest["notes"]["places"] == places  # the settings have their checksums only
 
 
 @pytest.mark.parametrize("kind", ["folder", ".zip", ".xz", ".gz", "bom"])

@@ -64,6 +64,7 @@ def _no_words(options: Options, split: str) -> LabError:
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
+    workshop.notes["places"] = {split: str(Path(getattr(options, split)).absolute()) for split in SPLITS}
     if options.tokens == "nltk":
         find_punkt(workshop.data_root, workshop.quiet)
         workshop.notes["nltk"] = nltk_version()
