@@ -111,6 +111,7 @@ def test_states(memory) -> None:
         ({"keys": h[:, :3], "labels": y[:, :2]}, "state must hold keys"),
         ({"keys": h[:, :3].tolist(), "labels": y[:, :3]}, "state must hold keys"),
         (None, "state must have the keys"),
+        ({0: h, "keys": h}, "state must have the keys"),
         ({"keys": h[:, :3] * torch.nan, "labels": y[:, :3]}, "observe would take: h must be finite, got 18 values"),
         ({"keys": h[:, :3] * 1e200, "labels": y[:, :3]}, "observe would take: h must have finite inner products"),
         ({"keys": h[:, :3].long(), "labels": y[:, :3]}, "observe would take: h must be floating point"),

@@ -87,7 +87,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not isinstance(state, Mapping) or set(state) != {"keys", "labels"}:
-            what = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"state must have the keys 'keys' and 'labels', got {what}")
         keys, labels = state["keys"], state["labels"]
         shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (keys, labels)]

@@ -151,7 +151,8 @@ class MbPA(Memory):
                 (len(neighbours), ...). Of one step only, as the next.
             learning_rates: several α at once, from the same products; the result then is (..., len(learning_rates),
                 *targets.shape).
-            block: positions handled together; speed and memory depend on it, the result does not.
+            block: positions handled together; speed and memory depend on it. The result does not, beyond rounding and
+                the choice among equally distant entries.
             workspace: bytes that may be held besides inputs, results, the activations of a block and its window, and a
                 widened layer; by default 256 MiB on a CPU and 4 GiB on a GPU.
         """
