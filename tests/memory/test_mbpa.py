@@ -186,11 +186,11 @@ def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.Monkey
 
         def search(self, queries, k: int):
             found = torch.cdist(torch.from_numpy(queries), self.keys).square().topk(k, largest=False)
-            return found.values.numpy(), found.indices.numpy()
+            return (found.values + 1e-4).numpy(), found.indices.numpy()  # a tenth of ε: rounding of products
 
     monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace(IndexFlatL2=IndexFlatL2))
-    found = by_faiss.log_prob(h[25:], targets[25:], head.weight, head.bias)
-    expected = exact.log_prob(h[25:], targets[25:], head.weight, head.bias)
+    found = by_faiss.log_prob(h[20:], targets[20:], head.weight, head.bias)  # of which five are stored
+    expected = exact.log_prob(h[20:], targets[20:], head.weight, head.bias)
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

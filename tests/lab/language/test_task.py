@@ -1,6 +1,7 @@
 """Steps of language models: literal training, fairness of the comparison, and going on from a saved state."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -169,17 +170,21 @@ def test_presets_and_what_overrides_them() -> None:
     assert (paper.learning_rate, Settings(preset="paper", learning_rate=0.1).sizes.learning_rate) == (0.002, 0.1)
 
 
-@pytest.mark.parametrize("what", ["step", "model"])
-def test_a_device_too_small_is_one_clear_line(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "call", "message"),
+    [
+        ("Learner.step", WordTask.train_step, "too small for a step: --accumulate 2"),
+        ("measure", WordTask.evaluate, "too small for an evaluation beside training: --accumulate 2"),
+        ("Learner", lambda _: task(), "too small for the model: take a smaller --hidden"),
+    ],
+)
+def test_a_device_too_small_is_one_clear_line(
+    what: str, call: Callable[[WordTask], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
     found = task()
-    if what == "step":
-        monkeypatch.setattr(Learner, "step", refuse)
-        with pytest.raises(LabError, match="too small for a step: --accumulate 2"):
-            found.train_step()
-    else:
-        monkeypatch.setattr("hebbian_softmax.lab.language.task.Learner", refuse)
-        with pytest.raises(LabError, match="too small for the model: take a smaller --hidden"):
-            task()
+    monkeypatch.setattr(f"hebbian_softmax.lab.language.task.{what}", refuse)
+    with pytest.raises(LabError, match=message):
+        call(found)
