@@ -264,6 +264,17 @@ def test_bad_arguments_are_one_clear_line(
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_evaluate_on_a_device_too_small(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr("hebbian_softmax.lab.language.outcome.measure", refuse)
+    assert call("evaluate", trained.path, "--quiet") == 1
+    assert "too small for reading a text: hebbian evaluate with fewer --streams, or --device cpu" in error_of(capsys)
+
+
 def test_evaluate_wants_a_language_model_with_a_checkpoint(
     copied: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
+from hebbian_softmax.lab.errors import enough_memory
 from hebbian_softmax.lab.files import write_atomic
 from hebbian_softmax.lab.language.evaluation import Score, measure
 from hebbian_softmax.lab.models.lstm import WordLSTM
@@ -43,7 +44,10 @@ def measure_all(
         for prefix, model in models.items():
             label = f"measuring {NAMES.get(prefix, 'it')} on the {TEXTS[split]} text"
             total = len(corpus.splits[split]) - 1
-            with Progress(label, total=total, unit="words", quiet=quiet) as progress:
+            with (
+                enough_memory("reading a text", "hebbian evaluate with fewer --streams, or --device cpu, takes less"),
+                Progress(label, total=total, unit="words", quiet=quiet) as progress,
+            ):
                 found, arrays = measure(model, corpus, split, streams=streams, seen=progress.update)
                 progress.update(total, {"perplexity": found.perplexity})
             scores[prefix][split] = found
