@@ -33,11 +33,11 @@ def _exact_where_close(queries: Tensor, keys: Tensor, distance: Tensor, indices:
     """Distances by products, q² − 2qk + k², lose their digits where q and k are nearly or exactly the same, and the
     kernel 1 / (ε + distance) is largest there. Few pairs are so close: differences of those cost little.
 
-    They are taken for so many pairs at a time that they need no more room than all distances do.
+    They are taken for so many pairs at a time that they need no more room than all distances or all keys do.
     """
     norms = queries.square().sum(1, keepdim=True) + keys.square().sum(1)[indices]
     row, column = (distance < CLOSE * norms).nonzero(as_tuple=True)
-    step = max(1, queries.shape[0] * keys.shape[0] // keys.shape[1])
+    step = max(1, keys.shape[0]) * max(1, queries.shape[0] // keys.shape[1])
     for i, j in zip(row.split(step), column.split(step), strict=True):
         distance[i, j] = (queries[i] - keys[indices[i, j]]).square_().sum(1)
     return distance
