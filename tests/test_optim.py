@@ -102,8 +102,8 @@ def test_autograd_sees_the_step(name: str, device: str) -> None:
 
 def test_folded_activations_follow_the_step(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their sums are no longer activations, and are written as such."""
-    monkeypatch.setattr(pending, "_FOLD_ROWS", 10)
-    monkeypatch.setattr(pending, "_FOLD_ROWS_ON_CUDA", 10)
+    monkeypatch.setattr(pending, "FOLD_ROWS", 10)
+    monkeypatch.setattr(pending, "FOLD_ROWS_ON_CUDA", 10)
     found, one_pass, expected, plain = two_ways("adam", device)
     train(found, one_pass, range(3), parts=3)
     train(expected, plain, range(3), parts=3)

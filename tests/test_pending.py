@@ -125,7 +125,7 @@ def test_memory_does_not_grow_when_nobody_backpropagates() -> None:
 
 
 def test_memory_does_not_grow_when_nobody_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "_FOLD_ROWS", 16)
+    monkeypatch.setattr(pending, "FOLD_ROWS", 16)
     lab = Lab()
     batches = []
     for _ in range(40):
@@ -216,7 +216,7 @@ def test_a_gradient_that_passes_the_weight_by_makes_nothing_pending() -> None:
 def test_folding_changes_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for rows in (4, 10_000):
-        monkeypatch.setattr(pending, "_FOLD_ROWS", rows)
+        monkeypatch.setattr(pending, "FOLD_ROWS", rows)
         torch.manual_seed(5)
         lab = Lab(scale="match", center=True)
         for _ in range(4):
@@ -237,7 +237,7 @@ def test_folding_changes_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """autograd.grad leaves weight.grad alone: what it reached waits until a gradient is there to step with."""
-    monkeypatch.setattr(pending, "_FOLD_ROWS", 1)
+    monkeypatch.setattr(pending, "FOLD_ROWS", 1)
     lab = Lab()
     first, second = lab.batch(1, 2), lab.batch(3, 3)
     grads = [torch.autograd.grad(lab.head.loss(*batch), lab.head.weight)[0] for batch in (first, second)]
@@ -248,7 +248,7 @@ def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypat
 
 
 def test_a_loss_that_outlives_its_head_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "_FOLD_ROWS", 3)
+    monkeypatch.setattr(pending, "FOLD_ROWS", 3)
     head = HebbianSoftmax(4, 5, gamma=0.1, limit=9)
     weight = head.weight
     optimizer = torch.optim.SGD([weight], lr=0.1)

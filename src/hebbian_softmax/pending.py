@@ -29,7 +29,7 @@ from hebbian_softmax import device
 from hebbian_softmax.activations import Activations, Call, Copy, own_copy
 from hebbian_softmax.rule import ClassSums
 
-_FOLD_ROWS, _FOLD_ROWS_ON_CUDA = 65_536, 262_144
+FOLD_ROWS, FOLD_ROWS_ON_CUDA = 65_536, 262_144
 """Pending activations are folded into class sums beyond this many, so that memory stays bounded by the classes.
 
 On CUDA folding waits for the device and cannot be captured in a graph, so it comes later: beyond so many activations
@@ -193,7 +193,7 @@ class Pending:
         self._fold_at = 2 * _rows(self._entries[0])
 
     def _unfolded_rows(self) -> int:
-        return max(_FOLD_ROWS_ON_CUDA, self.parameter.shape[0]) if self.parameter.is_cuda else _FOLD_ROWS
+        return max(FOLD_ROWS_ON_CUDA, self.parameter.shape[0]) if self.parameter.is_cuda else FOLD_ROWS
 
     def _keep_where(self, alive: Tensor) -> None:
         if alive.device.type == "cpu":

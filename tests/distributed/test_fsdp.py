@@ -72,7 +72,7 @@ def test_rows_that_only_the_rule_changes(pool: Pool, how: str) -> None:
 
 def train_folded(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(pending, "_FOLD_ROWS", 2)
+        monkeypatch.setattr(pending, "FOLD_ROWS", 2)
         return train_fsdp(setup, steps, "root")
 
 

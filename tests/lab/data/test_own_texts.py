@@ -79,6 +79,15 @@ def test_tokens_between_spaces(places: dict[str, str]) -> None:
     assert found["test"] == "<unk> <unk> <eos>"
 
 
+def test_pieces_change_nothing_where_lines_are_sentences(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither blank ones nor one that begins with what at the beginning of a file would mark its bytes."""
+    monkeypatch.setattr(own_texts, "PART", 2)
+    Path(places["train"]).write_text("a\n\n\n\n\ufeffb\n", encoding="utf-8")
+    assert texts_of(read(places, tokens="spaces"))["train"] == "a <eos> <eos> <eos> <eos> \ufeffb <eos>"
+
+
 def test_rare_words_are_unknown(places: dict[str, str]) -> None:
     found = texts_of(read(places, minimum=2))
     assert found["train"] == "the cat <unk> . <eos> <unk> ran . <eos> the cat ran . <eos>"
@@ -118,6 +127,7 @@ def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytes
         (b"\n" * 3 + b"caf\xe9", r"valid is not a text in UTF-8 \(line 4: byte 0xe9, "),
         (b"a\nb\0", r"valid is not a text in UTF-8 \(line 2: a zero byte\): convert it"),
         (b" \n", "valid has no words: name a text, .* with --valid"),
+        ("\u00a0\n".encode(), "valid has no words: name a text, .* with --valid"),
         (TEXTS["test"].encode(), "--valid and --test name the same text"),
     ],
 )

@@ -234,7 +234,8 @@ def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
     (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
     made = open_run(run.path / "trials" / "final-hebbian-seed0").config
-    assert (made["versions"], made["hardware"]) == (swept.config["versions"], environment.hardware())
+    assert {**made["versions"], "commit": ""} == {**environment.versions(), "commit": ""}  # which may change meanwhile
+    assert made["hardware"] == environment.hardware()
     assert made["started"] >= swept.config["started"]
 
 

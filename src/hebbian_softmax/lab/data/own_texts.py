@@ -4,7 +4,6 @@ Tokens are NLTK's sentences and words in lower case, as in the paper. Where a te
 English, they are what stands between spaces, and a line is a sentence.
 """
 
-import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiTe
 PART = 1 << 20  # bytes tokenised at a time: more where no paragraph ends
 LONGEST = 16  # parts, after which a line's end will do
 TOKENS = ("nltk", "spaces")
-NOTHING = hashlib.sha256().hexdigest()  # of an empty file, and of a folder without texts
 
 
 @dataclass(frozen=True)
@@ -49,18 +47,14 @@ def plan(options: Options) -> Plan:
 
 
 def _identity(options: Options, split: str) -> str:
+    """The checksum of a split that has words."""
     place = Path(getattr(options, split))
     with readable(place):
         if place.exists() and not (place.is_dir() or place.is_file()):
             raise LabError(f"{place} is a pipe or a device, and texts are read twice: name a file with --{split}")
-    if (checksum := digest(place)) == NOTHING:
-        raise _no_words(options, split)
-    return checksum
-
-
-def _no_words(options: Options, split: str) -> LabError:
-    place = getattr(options, split)
-    return LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
+    if not any(content.decode(errors="replace").strip() for _, _, content in _parts(place, by_lines=True)):
+        raise LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
+    return digest(place)
 
 
 def _gather(options: Options, workshop: Workshop) -> None:
@@ -74,9 +68,6 @@ def _gather(options: Options, workshop: Workshop) -> None:
         for part in _parts(Path(getattr(options, split)), by_lines=options.tokens == "spaces")
     )
     workshop.tokenise(_tokenise, parts, None)
-    for split, tokens in workshop.gathered.tokens.items():
-        if not tokens:
-            raise _no_words(options, split)
 
 
 def _parts(place: Path, by_lines: bool) -> Iterator[tuple[str, int, bytes]]:
@@ -109,7 +100,7 @@ def _tokenise(part: tuple[str, str, str, int, bytes]) -> list[tuple[str, Encoded
     encoded = Encoded()
     if tokens == "nltk":
         encoded.add(tokeniser().tokens(text))
-    elif text.strip():  # blank lines alone are no text; lines end at line feeds alone, as in WikiText
+    else:  # lines end at line feeds alone, as in WikiText
         encoded.add(token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
     return [(split, encoded)]
 

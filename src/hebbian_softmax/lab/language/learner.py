@@ -18,7 +18,7 @@ from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.models.lstm import WordLSTM
 from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.seeds import derive_seed
-from hebbian_softmax.pending import _FOLD_ROWS_ON_CUDA
+from hebbian_softmax.pending import FOLD_ROWS_ON_CUDA
 
 
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:
@@ -111,7 +111,7 @@ class Learner:
         return (
             on_gpu(head.weight)
             and suits(head, head.weight)  # else the write waits
-            and settings.sizes.batch * settings.sizes.sequence <= _FOLD_ROWS_ON_CUDA  # folding waits
+            and settings.sizes.batch * settings.sizes.sequence <= FOLD_ROWS_ON_CUDA  # folding waits
             and self.ranks.count == 1
             and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels
             and isinstance(self.optimizer, OnePassAdam | OnePassRMSprop)  # whose learning rate may be a tensor

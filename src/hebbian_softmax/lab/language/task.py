@@ -17,7 +17,7 @@ from hebbian_softmax.lab.language.windows import Windows
 from hebbian_softmax.lab.ranks import current_ranks
 from hebbian_softmax.lab.seeds import derive_seed
 
-LESS = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
+ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
 
 
 class WordTask:
@@ -64,7 +64,7 @@ class WordTask:
         losses = {}
         for prefix, learner in self.learners.items():
             torch.manual_seed(seed)
-            with enough_memory("a step", LESS):
+            with enough_memory("a step", ADVICE):
                 losses[f"{prefix}loss"] = learner.step(words, rate, memorizing=self.step >= self.settings.start)
         self.step += 1
         return losses
@@ -76,7 +76,7 @@ class WordTask:
             since, first = self._timed
             metrics["words_per_second"] = (self.step - first) * self.step_words / (time.monotonic() - since)
         for prefix, learner in self.learners.items():
-            with enough_memory("an evaluation beside training", LESS):
+            with enough_memory("an evaluation beside training", ADVICE):
                 score, _ = measure(
                     learner.model,
                     self.corpus,
