@@ -22,15 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.curriculum import BATCH, CHECK_EVERY
-from hebbian_softmax.lab.data.augment import augment
-from hebbian_softmax.lab.data.images import DRAWINGS, SIZE, TEST_DRAWINGS, ImageSet
-from hebbian_softmax.lab.files import write_atomic
-from hebbian_softmax.lab.fleet import Eager, Graphed, Runner, Threads, finish_all, start
-from hebbian_softmax.lab.learner import Learner, Method
-from hebbian_softmax.lab.models.convnet import convnet
-from hebbian_softmax.lab.runs import to_json
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.images.augment import augment
+from hebbian_softmax.lab.images.convnet import convnet
+from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY
+from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, TEST_DRAWINGS, ImageSet
+from hebbian_softmax.lab.images.fleet import Eager, Graphed, Runner, Threads, finish_all, start
+from hebbian_softmax.lab.images.learner import Learner, Method
 
 CLASSES = 1623
 HEADS = {"plain": Method(hebbian=False), "Hebbian": Method(hebbian=True)}

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.curriculum import History, mean_and_spread
-from hebbian_softmax.lab.data.glyphs import make_glyphs
-from hebbian_softmax.lab.files import write_atomic
-from hebbian_softmax.lab.learner import Method
-from hebbian_softmax.lab.runs import to_json
-from hebbian_softmax.lab.trials import Store, Trial, run_trials
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.images.curriculum import History, mean_and_spread
+from hebbian_softmax.lab.images.glyphs import make_glyphs
+from hebbian_softmax.lab.images.learner import Method
+from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
 
 FIRST_TUNING_SEED = 100
 

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import to_json
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
@@ -35,7 +36,6 @@ from hebbian_softmax.lab.language.task import make_windows
 from hebbian_softmax.lab.language.windows import Windows
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.tables import Table, as_text
-from hebbian_softmax.lab.runs import to_json
 
 VOCABULARIES = (267_735, 63_951)
 HEADS = {"plain": False, "Hebbian": True}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
-from hebbian_softmax.lab import environment
+from hebbian_softmax.lab.base import environment
 from hebbian_softmax.memory import mix
 
 SIZES: dict[str, dict[str, int]] = {

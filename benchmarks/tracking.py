@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax
-from hebbian_softmax.lab import environment
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.runs import open_run, to_json
 from hebbian_softmax.lab.language.evaluation import stream
 from hebbian_softmax.lab.language.trained import load_trained
-from hebbian_softmax.lab.progress import Progress
 from hebbian_softmax.lab.report.tables import Cell, Table, as_text
-from hebbian_softmax.lab.runs import open_run, to_json
 from hebbian_softmax.memory import GeometricCache, Tracking, track
 
 COUNTS = ((1, 1), (2, 4), (5, 19), (20, 99), (100, None))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from hebbian_softmax import device_sort
+from hebbian_softmax.write.gpu import sort as device_sort
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: it then runs its kernels on the CPU

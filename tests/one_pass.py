@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax, optim
-from hebbian_softmax import device as hardware
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
+from hebbian_softmax.write.gpu import device as hardware
 from tests.interpreter import interpreted
 
 FEATURES, CLASSES = 6, 9

@@ -1,9 +1,10 @@
 """The code in the README and in docs/ runs as it stands."""
 
 import re
-from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+from tests import ROOT
+
+README = ROOT / "README.md"
 
 
 def test_readme_code_runs() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from tests.test_attachment import train
+from tests.attach.test_attachment import train
 from tests.waiting import no_waiting
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, InnerProduct, optim, pending
+from hebbian_softmax import HebbianSoftmax, InnerProduct, optim
+from hebbian_softmax.attach import pending
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from tests.interpreter import quiet
 from tests.one_pass import CLASSES, FEATURES, PAIRS, any_device, batch, both, every_pair, model, train

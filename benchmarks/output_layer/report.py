@@ -14,7 +14,7 @@ import torch
 from benchmarks.output_layer.bars import added_by_write
 from benchmarks.output_layer.measuring import Entry
 from benchmarks.output_layer.problems import Spec
-from hebbian_softmax.lab import environment
+from hebbian_softmax.lab.base import environment
 
 EAGER = "eager"
 COLUMNS = (

@@ -1,6 +1,6 @@
 """Softmax layers that memorise: fast learning of rare and new classes."""
 
-from hebbian_softmax.attachment import Attachment
+from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import prepare_fsdp
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.loss import linear_cross_entropy, linear_log_prob, linear_topk

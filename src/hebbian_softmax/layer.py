@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import checks
-from hebbian_softmax.activations import Activations, Call, own_copy
-from hebbian_softmax.attachment import Attachment
+from hebbian_softmax.attach.activations import Activations, Call, own_copy
+from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
@@ -22,9 +22,9 @@ from hebbian_softmax.loss.checks import check_class_weight, check_options, check
 from hebbian_softmax.low_precision import LowPrecisionCopy, wants_low_precision
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.running import RunningStatistics
 from hebbian_softmax.state import adopt_linear, adopt_state
-from hebbian_softmax.write import write
+from hebbian_softmax.write.in_torch import write
+from hebbian_softmax.write.running import RunningStatistics
 
 
 class HebbianSoftmax(nn.Linear):

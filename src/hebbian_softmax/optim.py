@@ -20,14 +20,15 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from hebbian_softmax import device, device_write
-from hebbian_softmax.activations import Activations
+from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.checks import check_number
-from hebbian_softmax.device_step import Update
 from hebbian_softmax.distributed import is_sharded
-from hebbian_softmax.fused_step import RowStep, step_elements
 from hebbian_softmax.low_precision import LowPrecisionCopy
-from hebbian_softmax.write import write
+from hebbian_softmax.write.gpu import device
+from hebbian_softmax.write.gpu import rows as device_write
+from hebbian_softmax.write.gpu.step import RowStep, step_elements
+from hebbian_softmax.write.gpu.update import Update
+from hebbian_softmax.write.in_torch import write
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests import ROOT
 from tests.distributed.pool import Pool
 from tests.distributed.training import assert_same, snapshot
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
+PAGE = ROOT / "docs" / "distributed.md"
 
 
 def blocks() -> list[str]:

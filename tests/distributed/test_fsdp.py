@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax import InclusiveRate, pending
+from hebbian_softmax import InclusiveRate
+from hebbian_softmax.attach import pending
 from tests.distributed.pool import Pool
 from tests.distributed.sharding import shard, sharded_model, train_fsdp
 from tests.distributed.training import (

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.ranks import Ranks, current_ranks, joined
-from hebbian_softmax.lab.runs import create_run, open_run
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
+from hebbian_softmax.lab.base.runs import create_run, open_run
 from tests.distributed.pool import Pool
 from tests.lab.language import on_ranks
 

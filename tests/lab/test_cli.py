@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hebbian_softmax import __version__
+from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.runs import open_run
 
 SMALL = ["compare", "longtail", "--classes", "20", "--steps", "60"]
 LONGER = ["compare", "longtail", "--classes", "20", "--steps", "300"]

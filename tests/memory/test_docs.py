@@ -1,9 +1,10 @@
 """The code of docs/memory.md runs as it stands."""
 
 import re
-from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "memory.md"
 
 
 def test_the_code_runs() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from hebbian_softmax import __version__
-from hebbian_softmax.lab.console import drop_output, open_missing_streams, say
-from hebbian_softmax.lab.errors import LabError, Terminated
+from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, say
+from hebbian_softmax.lab.base.errors import LabError, Terminated
 
 EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` adds
 
@@ -89,8 +89,8 @@ def fail(message: str) -> int:
 
 def name_folder(argv: Sequence[str]) -> list[str]:
     """`hebbian train FOLDER ...` as the parser knows it: `hebbian train corpus --corpus FOLDER ...`."""
+    from hebbian_softmax.lab.experiments import RECIPES
     from hebbian_softmax.lab.language.source import FOLDER, prepared_corpus
-    from hebbian_softmax.lab.recipes import RECIPES
 
     match list(argv):
         case [verb, text, *rest]:
@@ -103,9 +103,9 @@ def name_folder(argv: Sequence[str]) -> list[str]:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. What a command does is its `execute` default."""
     from hebbian_softmax.lab.data.command import add_data
+    from hebbian_softmax.lab.experiments import RECIPES
     from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
-    from hebbian_softmax.lab.recipes import RECIPES
-    from hebbian_softmax.lab.report.command import add_command as add_report
+    from hebbian_softmax.lab.report_command import add_command as add_report
 
     parser = argparse.ArgumentParser(
         prog="hebbian",

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.data import tokenise
+from tests import SHARED
 
-REAL = Path(__file__).parents[4] / "shared" / "data"
+REAL = SHARED / "data"
 
 
 def model_files() -> dict[str, str]:

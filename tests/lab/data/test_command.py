@@ -9,6 +9,7 @@ import pytest
 from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data import command, wikitext
 from hebbian_softmax.lab.data.wikitext import Official
+from tests import ROOT
 
 TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
 
@@ -67,7 +68,7 @@ def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_code_of_the_page_runs(root: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "corpora.md"
+    page = ROOT / "docs" / "corpora.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     exec(compile(block, str(page), "exec"), {})
 

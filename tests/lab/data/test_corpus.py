@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import corpus
 from hebbian_softmax.lab.data.corpus import Corpus, bucket_of, load_corpus, open_corpus, write_corpus
-from hebbian_softmax.lab.errors import LabError
-from tests.lab.test_files import file_size_limit, names
+from tests.lab.base.test_files import file_size_limit, names
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
 

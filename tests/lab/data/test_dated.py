@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import dated
 from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
 from hebbian_softmax.lab.data.dated import Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import REAL, english
 
 __all__ = ["english"]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax import __version__
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import download as module
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.errors import LabError
-from tests.lab.test_files import file_size_limit, names
+from tests.lab.base.test_files import file_size_limit, names
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

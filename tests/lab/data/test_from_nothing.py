@@ -15,9 +15,9 @@ from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data import gutenberg, gutenberg_books, tokenise, wikitext
 from hebbian_softmax.lab.data.corpus import Corpus, open_corpus
 from hebbian_softmax.lab.data.wikitext import Official
+from tests.lab.base.test_files import names
 from tests.lab.data.english import model_files
 from tests.lab.data.serving import FileServer, serve
-from tests.lab.test_files import names
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
 EVERY = [11, 10, 12, 30, 40]  # in the order in which they are asked for

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import gigaword
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gigaword import Options, paragraphs, plan, read_articles
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import english
 
 __all__ = ["english"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import gutenberg, gutenberg_books
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gutenberg import Options, extract, extract_as_in_paper, plan
@@ -14,7 +15,6 @@ from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import Tokeniser
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import REAL, english, real_english
 
 __all__ = ["english", "real_english"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data import own_texts
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, load_corpus
 from hebbian_softmax.lab.data.own_texts import Options, plan
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import english
 
 __all__ = ["english"]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import prepare as module
 from hebbian_softmax.lab.data.corpus import corpora_root, load_corpus, open_corpus
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, prepare
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError
-from tests.lab.test_files import file_size_limit, names
+from tests.lab.base.test_files import file_size_limit, names
 
 TEXTS = {"train": "a b a c <eos>", "valid": "a c <eos>", "test": "b d <eos>"}
 

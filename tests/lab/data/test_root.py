@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.root import cache_root, data_root
-from hebbian_softmax.lab.errors import LabError
 
 
 def test_the_option_wins_over_the_environment_over_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import tokenise
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import MARK, Tokeniser, find_punkt, tokeniser
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import REAL, write_model
 
 MODEL = "tokenizers/punkt_tab/english"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import wikitext
 from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.wikitext import Official
-from hebbian_softmax.lab.errors import LabError
 from tests.lab.data.english import REAL
 
 OFFICIAL = wikitext.OFFICIAL["wikitext-2"]

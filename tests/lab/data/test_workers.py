@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.workers import AHEAD, cores, in_order
-from hebbian_softmax.lab.errors import LabError
 
 
 def square(number: int) -> int:

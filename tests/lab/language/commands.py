@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.runs import Run, open_run
 
 SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
 FEW = f"{SIZES} --steps 12 --evaluations 3".split()

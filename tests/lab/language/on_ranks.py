@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.runs import Run, open_run
+from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.language.plan import make_plan
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
-from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.runs import Run, open_run
-from hebbian_softmax.lab.training import Interrupted, train
 from tests.lab.language.toy import corpus, device, settings
 
 BOTH = {"plain_": False, "hebbian_": True}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import BUCKETS
-from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language.evaluation import measure, perplexity, score, stream, text_of, word_losses
 from hebbian_softmax.lab.language.learner import make_model
-from hebbian_softmax.lab.models.lstm import WordLSTM
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from tests.lab.language.toy import WORDS, corpus, device, prepared, settings
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run, create_run
 from hebbian_softmax.lab.language.plan import FILE, Speed, affordable_steps, make_plan, measure_speed
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
-from hebbian_softmax.lab.runs import Run, create_run
 from tests.lab.language.toy import corpus, device, settings
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
+from hebbian_softmax.lab.base.settings import as_options, from_values
 from hebbian_softmax.lab.language.learner import Learner, choose_precision, make_model
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
 from hebbian_softmax.lab.language.task import WordTask
-from hebbian_softmax.lab.settings import as_options, from_values
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run, create_run
 from hebbian_softmax.lab.language import board as module
 from hebbian_softmax.lab.language.board import board
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.progress import WordsProgress
-from hebbian_softmax.lab.runs import Run, create_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.language.learner import Learner, make_model
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
 from hebbian_softmax.lab.language.schedule import learning_rate

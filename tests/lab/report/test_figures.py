@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib.figure
 import pytest
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.report.figures import STYLES, Line, Panel, line_figure
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run, create_run
 from hebbian_softmax.lab.report.page import render_page, write_page
 from hebbian_softmax.lab.report.result import Figure, Result, load_result, save_result
 from hebbian_softmax.lab.report.tables import Table
-from hebbian_softmax.lab.runs import Run, create_run
 
 PNG = b"\x89PNG\r\n not really"
 EVIL = "<script>alert('&\"')</script>"

@@ -4,7 +4,10 @@ import argparse
 import re
 from pathlib import Path
 
-from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.progress import format_bytes
+from hebbian_softmax.lab.base.settings import integer
 from hebbian_softmax.lab.data.corpus import (
     BUCKETS,
     SPLITS,
@@ -19,9 +22,6 @@ from hebbian_softmax.lab.data.corpus import (
 from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
 from hebbian_softmax.lab.data.known import KNOWN, OWN
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.progress import format_bytes
-from hebbian_softmax.lab.settings import integer
 
 HELP = "prepare text corpora, list them, look at one"
 CHUNK = 1 << 24  # ids looked at together: GigaWord's billions are mapped, not in memory
@@ -78,7 +78,7 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def _name(text: str) -> str:
     """A name that means nothing else where a corpus may be named, as in `hebbian train NAME`."""
-    from hebbian_softmax.lab.recipes import RECIPES  # which need the corpora
+    from hebbian_softmax.lab.experiments import RECIPES  # which need the corpora
 
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {*KNOWN, *OWN, *(recipe.name for recipe in RECIPES)}:
         raise argparse.ArgumentTypeError(

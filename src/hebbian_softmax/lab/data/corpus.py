@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, sync_folder
 from hebbian_softmax.lab.data.root import cache_root
-from hebbian_softmax.lab.errors import LabError, reason
-from hebbian_softmax.lab.files import TEMPORARY, cannot_write, sync_folder
 
 FORMAT = 1
 MANIFEST, IDS, VOCABULARY = "manifest.json", "ids.bin", "vocabulary.tsv"

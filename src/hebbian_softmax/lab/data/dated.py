@@ -12,12 +12,12 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
+from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.prepare import Plan, Workshop
 from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError, reason
 
 REUTERS = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hebbian_softmax import __version__
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.files import cannot_write, locked, sync_folder, write_atomic
-from hebbian_softmax.lab.progress import Progress, format_bytes
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder, write_atomic
+from hebbian_softmax.lab.base.progress import Progress, format_bytes
 
 CHUNK = 1 << 20
 AGENT = (

@@ -20,11 +20,11 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.data.workers import in_order
-from hebbian_softmax.lab.errors import LabError, reason
 
 SIZE = 250_000  # words, <unk> and <eos> among them
 FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import gutenberg_books
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.gutenberg_books import collect, files_at_hand
@@ -17,7 +18,6 @@ from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError
 
 MARKERS = (b"THIS PROJECT GUTENBERG EBOOK", b"THE PROJECT GUTENBERG EBOOK")  # the first is the paper's
 MINIMUM = 5  # occurrences in training of a word of the vocabulary

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.error import HTTPError
 
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.texts import TARS, read_texts
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.progress import Progress
 
 MIRROR = "https://gutenberg.pglaf.org/cache/epub/{id}/pg{id}.txt"
 PAUSE = 1.0  # seconds between two books

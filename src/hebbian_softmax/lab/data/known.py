@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hebbian_softmax.lab.base.settings import choice, integer
 from hebbian_softmax.lab.data import dated, gigaword, gutenberg, gutenberg_books, own_texts, stdlib, wikitext
 from hebbian_softmax.lab.data.prepare import Plan
-from hebbian_softmax.lab.settings import choice, integer
 
 
 @dataclass(frozen=True)

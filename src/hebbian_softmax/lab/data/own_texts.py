@@ -12,12 +12,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import IO
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, is_archive, opened, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError
 
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time: more where no paragraph ends

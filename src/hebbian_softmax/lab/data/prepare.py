@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hebbian_softmax.lab.console import say
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.extras import require
+from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked
+from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
 from hebbian_softmax.lab.data.root import data_root as find_data_root
 from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
 from hebbian_softmax.lab.data.workers import cores, in_order
-from hebbian_softmax.lab.errors import LabError, reason
-from hebbian_softmax.lab.extras import require
-from hebbian_softmax.lab.files import TEMPORARY, cannot_write, locked
-from hebbian_softmax.lab.progress import Progress
 
 Input = TypeVar("Input")
 

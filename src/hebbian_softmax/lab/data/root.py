@@ -6,7 +6,7 @@ What is made from data goes to HEBBIAN_CACHE, else the user's cache folder: the 
 import os
 from pathlib import Path
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
 
 
 def data_root(option: str | None = None) -> Path:

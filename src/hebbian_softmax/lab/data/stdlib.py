@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import EOS
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError
 
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
 INDENT, DEDENT = "<indent>", "<dedent>"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.prepare import readable
-from hebbian_softmax.lab.errors import LabError, reason
 
 TARS = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}

@@ -20,10 +20,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.data.corpus import EOS
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.errors import LabError, reason
-from hebbian_softmax.lab.extras import require
 
 PUNKT = "tokenizers/punkt_tab"  # NLTK's sentence model, in its data folder
 PUNKT_ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
 from hebbian_softmax.lab.data.vocabulary import Encoded
-from hebbian_softmax.lab.errors import LabError, reason
 
 ADDRESS = "https://wikitext.smerity.com/"  # of the corpus's author
 PART = 4 << 20  # bytes tokenised at a time

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

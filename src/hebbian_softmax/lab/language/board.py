@@ -5,8 +5,8 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.runs import Run
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run
 
 FOLDER = "tensorboard"
 

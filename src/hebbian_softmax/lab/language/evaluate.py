@@ -3,17 +3,17 @@
 import argparse
 from pathlib import Path
 
-from hebbian_softmax.lab.files import write_atomic
-from hebbian_softmax.lab.fleet import choose_device
-from hebbian_softmax.lab.language.memory_command import FILE, evaluate_memories
-from hebbian_softmax.lab.language.memory_options import add_memory_options, check_options, grids_of, memories_of
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import open_run, to_json
+from hebbian_softmax.lab.base.settings import choice, integer
+from hebbian_softmax.lab.images.fleet import choose_device
+from hebbian_softmax.lab.language.memories.command import FILE, evaluate_memories
+from hebbian_softmax.lab.language.memories.options import add_memory_options, check_options, grids_of, memories_of
 from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.settings import FINAL
 from hebbian_softmax.lab.language.trained import load_trained
 from hebbian_softmax.lab.report.figures import require_extras
 from hebbian_softmax.lab.report.tables import as_text
-from hebbian_softmax.lab.runs import open_run, to_json
-from hebbian_softmax.lab.settings import choice, integer
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus, bucket_of
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.models.lstm import State, WordLSTM
+from hebbian_softmax.lab.language.model.lstm import State, WordLSTM
 
 CHUNK = 4096  # predictions at a time
 

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hebbian_softmax import OnePassAdam, OnePassRMSprop
-from hebbian_softmax.device import on_gpu, suits
-from hebbian_softmax.lab.errors import LabError
+from hebbian_softmax.attach.pending import FOLD_ROWS_ON_CUDA
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.language.captured import CapturedSteps
+from hebbian_softmax.lab.language.head import make_head
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.optimizers import make_optimizer
-from hebbian_softmax.lab.language.rule import make_head
 from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.lab.models.lstm import WordLSTM
-from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.seeds import derive_seed
-from hebbian_softmax.pending import FOLD_ROWS_ON_CUDA
+from hebbian_softmax.write.gpu.device import on_gpu, suits
 
 
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:

@@ -3,8 +3,8 @@
 import torch
 
 from hebbian_softmax import OnePassAdam, OnePassRMSprop
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.models.lstm import WordLSTM
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
 OPTIMIZERS = ("one-pass-adam", "one-pass-rmsprop", "adam", "rmsprop", "sgd")
 SECOND_MOMENT = 0.999  # β₂ of Adam; RMSprop's is torch's own 0.99

@@ -5,16 +5,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from hebbian_softmax.lab.base.errors import enough_memory
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
-from hebbian_softmax.lab.errors import enough_memory
-from hebbian_softmax.lab.files import write_atomic
 from hebbian_softmax.lab.language.evaluation import Score, measure
-from hebbian_softmax.lab.models.lstm import WordLSTM
-from hebbian_softmax.lab.progress import Progress
-from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.report.curves import draw_curves
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.report.curves import draw_curves
 from hebbian_softmax.lab.report.tables import Cell, Table
-from hebbian_softmax.lab.runs import Run
 
 NAMES = {"plain_": "plain softmax", "hebbian_": "Hebbian softmax"}
 TEXTS = {"valid": "validation", "test": "test"}

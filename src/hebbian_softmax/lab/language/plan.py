@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from hebbian_softmax.lab.errors import LabError, reason
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.runs import Run, to_json
 from hebbian_softmax.lab.language.captured import WARM_UP
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.settings import FINAL, Settings
 from hebbian_softmax.lab.language.task import WordTask
 from hebbian_softmax.lab.language.windows import Windows
-from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.runs import Run, to_json
 
 FILE = "plan.json"
 WARM_STEPS = WARM_UP + 1  # the last one is captured, on a GPU

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from hebbian_softmax.lab.progress import LINE_SECONDS, Progress
+from hebbian_softmax.lab.base.progress import LINE_SECONDS, Progress
 
 REDRAW_SECONDS = 1.0  # on a terminal: to know the loss is to wait for the GPU
 SHOWN = ("loss", "valid_perplexity")  # how the names end that are worth a place on the line

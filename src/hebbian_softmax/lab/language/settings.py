@@ -3,11 +3,11 @@
 import argparse
 from dataclasses import dataclass
 
+from hebbian_softmax.lab.base.settings import choice, integer, number, setting
+from hebbian_softmax.lab.language.head import OBJECTIVES, RATES
+from hebbian_softmax.lab.language.model.lstm import LAYER_NORMS
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
-from hebbian_softmax.lab.language.rule import OBJECTIVES, RATES
 from hebbian_softmax.lab.language.schedule import SCHEDULES
-from hebbian_softmax.lab.models.lstm import LAYER_NORMS
-from hebbian_softmax.lab.settings import choice, integer, number, setting
 
 
 @dataclass(frozen=True)

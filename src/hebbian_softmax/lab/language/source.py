@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus, open_corpus
-from hebbian_softmax.lab.errors import LabError
 from hebbian_softmax.lab.language.settings import (
     FolderCompare,
     FolderSource,

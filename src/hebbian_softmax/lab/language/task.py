@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.errors import LabError, enough_memory
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.errors import LabError, enough_memory
 from hebbian_softmax.lab.language.evaluation import measure, text_of
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.schedule import learning_rate
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.windows import Windows
-from hebbian_softmax.lab.ranks import current_ranks
-from hebbian_softmax.lab.seeds import derive_seed
 
 ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
 

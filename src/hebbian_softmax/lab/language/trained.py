@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.runs import Run
+from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.errors import LabError, reason
 from hebbian_softmax.lab.language.learner import make_model
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import check_corpus
-from hebbian_softmax.lab.models.lstm import WordLSTM
-from hebbian_softmax.lab.runs import Run
-from hebbian_softmax.lab.settings import from_values
 
 TRIALS = "trials/final-*"
 """In the run folder of a recipe, the models that it keeps."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.seeds import derive_seed
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.seeds import derive_seed
 
 RESIDENT_SHARE = 0.25  # of a GPU's free memory that the ids may take
 

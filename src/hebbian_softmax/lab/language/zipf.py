@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.seeds import derive_seed
 
 FOLLOWS = 0.5  # share of words that follow from the word before them
 SHIFT = 2.7  # Mandelbrot's: the most frequent words are a little rarer than Zipf's law says

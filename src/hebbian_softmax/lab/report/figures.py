@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.extras import require
+from hebbian_softmax.lab.base.extras import require
 
 # Okabe and Ito's palette; line style and marker repeat what the colour says.
 STYLES = (

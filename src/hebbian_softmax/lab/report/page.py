@@ -6,12 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hebbian_softmax.lab.console import say
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
-from hebbian_softmax.lab.runs import Run
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }

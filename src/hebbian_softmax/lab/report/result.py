@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hebbian_softmax.lab.errors import LabError
-from hebbian_softmax.lab.files import write_atomic
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.report.tables import Table
-from hebbian_softmax.lab.runs import Run
 
 
 @dataclass(frozen=True)

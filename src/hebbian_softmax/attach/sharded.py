@@ -1,0 +1,75 @@
+"""Which activations await the next step, where FSDP2 shards the weight and its gradient over ranks."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hebbian_softmax.attach.activations import Activations
+from hebbian_softmax.attach.pending import Fold, Pending
+from hebbian_softmax.distributed import is_sharded, local_rows, resolve_group
+from hebbian_softmax.rule import ClassSums
+
+
+class ShardedPending(Pending):
+    """Pending for a weight sharded by FSDP2, whose gradient each rank sees only the rows of its own shard of.
+
+    Versions tell nothing there (foreach operations do not raise a DTensor's), so the shard itself is looked at:
+    not zero at the end of a backward pass and zero now means cleared. A rank whose shard of the gradient was zero all
+    along, for example because it has no rows, cannot tell and learns it from the others at the step.
+    """
+
+    def __init__(self, parameter: Tensor, fold: Fold) -> None:
+        super().__init__(parameter, fold)
+        self._pass_ended = False
+        self._nonzero = torch.zeros((), dtype=torch.bool, device=local_rows(parameter).device)
+        self._cleared = torch.zeros((), dtype=torch.int64, device=local_rows(parameter).device)
+        """Passes before this one were cleared, as far as this rank can see."""
+
+    def drop_cleared(self) -> None:
+        self._pass += self._pass_ended
+        self._pass_ended = False
+        super().drop_cleared()
+
+    def _gave_weight_a_gradient(self, number: int) -> bool:
+        return True  # FSDP brings the gradient to the shard when it likes
+
+    def gradient_added(self) -> None:
+        """FSDP has added to the gradient: to a new one, if there was none."""
+        grad = self.parameter.grad
+        if grad is not None and not self._is_seen(grad):
+            self._drop_with_gradient()
+
+    def take(self) -> list[Activations | ClassSums]:
+        taken = super().take()
+        if self.parameter.grad is not None:  # as on all ranks, which so go on counting passes alike
+            self._pass, self._cleared = 0, torch.zeros_like(self._cleared)
+        return taken
+
+    def _check(self, grad: Tensor) -> None:
+        self._seen = weakref.ref(grad)
+        cleared = self._nonzero & ~local_rows(grad).any()
+        self._cleared = torch.where(cleared, self._pass, self._cleared)
+        if self._entries:
+            self._keep_where(~cleared)
+
+    def _note(self, grad: Tensor) -> None:
+        self._seen, self._nonzero = weakref.ref(grad), local_rows(grad).any()
+
+    def _settle(self) -> None:
+        group = resolve_group(self.parameter, None)
+        if group is None:
+            return
+        assert is_sharded(self.parameter)
+        cleared = self._cleared.to(self.parameter.device_mesh.device_type, copy=True)
+        dist.all_reduce(cleared, dist.ReduceOp.MAX, group=group)
+        for entry in self._entries:
+            alive = cleared <= entry.born
+            entry.alive = alive if entry.alive is None else entry.alive.to(alive.device) & alive
+
+    def _add(self, activations: Activations) -> None:
+        super()._add(activations)
+        self._pass_ended = True

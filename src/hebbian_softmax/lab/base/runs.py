@@ -1,0 +1,268 @@
+"""The run folder: everything one run leaves behind, in one place, readable without this package.
+
+config.json     command, settings, versions, hardware, date; written once
+log.jsonl       one JSON object a line, each with its "step"
+checkpoint.pt   all that is needed to go on; `torch.load(..., weights_only=True)` reads it
+result.json     the finished run's numbers, tables and sentences; its presence means "finished"
+*.png           figures
+page.html       all of it on one page
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
+
+FORMAT = 1
+CONFIG = {"command": str, "settings": dict, "versions": dict, "hardware": dict, "started": str}  # what a run needs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and the `config.json` in it. Made by `create_run` or `open_run`."""
+
+    path: Path
+    config: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        return str(self.config["command"])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self.config["settings"]
+        return settings
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing to this run."""
+        with locked(self.path, wait=False) as got:
+            if not got:
+                raise LabError(f"{self.path} is in use by another process: wait for it or stop it first")
+            remove_temporary(self.path)
+            yield
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one record, which names its step; it is on disk when this returns."""
+        path = self.path / "log.jsonl"
+        line = (to_json(record) + "\n").encode()
+        try:
+            with open(path, "ab", buffering=0) as file:
+                before = file.tell()
+                try:
+                    if file.write(line) != len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(path, before)
+                    raise
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log, oldest first. A last line that a killed process did not finish is left out."""
+        return [record for _, record in self._log_lines()]
+
+    def cut_log(self, step: int) -> None:
+        """Drop the records after `step`: the run goes on from there and will write them again."""
+        lines = list(self._log_lines())
+        kept = b"".join(line for line, record in lines if record["step"] <= step)
+        path = self.path / "log.jsonl"
+        if path.exists() and path.stat().st_size != len(kept):
+            write_atomic(path, kept)
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; the old one stays until the new one is whole."""
+
+        def write(file: IO[bytes]) -> None:
+            try:
+                torch.save(dict(state), file)
+            except RuntimeError as error:
+                # torch reports a failed write as its own error; the system's error names the reason.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from error
+                raise
+
+        write_atomic(self.path / "checkpoint.pt", write)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The checkpoint on the CPU, or None before the first one."""
+        path = self.path / "checkpoint.pt"
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict):
+                raise TypeError(f"a {type(state).__name__} where a dict is expected")
+        except Exception as error:  # damaged bytes end in many types of error inside torch and pickle
+            raise LabError(
+                f"{path} cannot be read ({reason(error)}): delete it and resume again to start this run over"
+            ) from error
+        return state
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`: the run is finished."""
+        write_atomic(self.path / "result.json", (to_json(result, indent=2) + "\n").encode())
+
+    def result(self) -> dict[str, Any] | None:
+        """The finished run's result, or None while it is not finished."""
+        path = self.path / "result.json"
+        return _read_json(path, "delete it and resume the run to make it again") if path.exists() else None
+
+    def remove_if_unused(self) -> None:
+        """Remove the folder of a run that failed before it did anything: there is nothing to go on with."""
+        if [path.name for path in self.path.iterdir()] == ["config.json"]:
+            (self.path / "config.json").unlink()
+            self.path.rmdir()
+
+    def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        path = self.path / "log.jsonl"
+        try:
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        except OSError as error:
+            raise LabError(f"{path} cannot be read ({reason(error)})") from error
+        for number, line in enumerate(lines, start=1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("unfinished line")
+                record = json.loads(line)
+                if not isinstance(record, dict) or type(record.get("step")) is not int:
+                    raise ValueError("not a record with a step")
+                yield line, record
+            except ValueError as error:
+                if number == len(lines):
+                    return
+                raise LabError(f"{path}, line {number} is damaged: remove that line") from error
+
+
+def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `config.json` for a run that starts here and now."""
+    commit = environment.commit()  # of a checkout of this project; whoever installed it has the version
+    return {
+        "format": FORMAT,
+        "command": command,
+        "settings": dict(settings),
+        "versions": environment.versions() | ({"commit": commit} if commit != "unknown" else {}),
+        "hardware": environment.hardware(),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
+    """A new run folder `folder/name-DATE-TIME` with its `config.json`."""
+    config = config_now(command, settings)
+    path = _new_folder(folder, f"{name}-{datetime.fromisoformat(config['started']):%Y%m%d-%H%M%S}")
+    try:
+        write_atomic(path / "config.json", (to_json(config, indent=2) + "\n").encode())
+    except LabError:
+        path.rmdir()
+        raise
+    return open_run(path)
+
+
+def open_run(path: Path) -> Run:
+    """An existing run folder, finished or not."""
+    try:
+        if not (path / "config.json").is_file():
+            raise LabError(f"{path} is not a run folder: it has no config.json")
+    except OSError as error:  # no permission, a name too long
+        raise LabError(f"{path} cannot be read ({reason(error)})") from error
+    config = _read_json(path / "config.json", "put it back as it was, or start a new run")
+    if config.get("format") != FORMAT:
+        raise LabError(
+            f"{path} has run format {config.get('format')!r}, this version reads {FORMAT}: "
+            "use the version of hebbian-softmax that wrote it"
+        )
+    try:
+        for name, kind in CONFIG.items():
+            if not isinstance(config.get(name), kind):
+                raise ValueError(f"{name!r} is missing or of another type")
+        datetime.fromisoformat(config["started"])
+    except ValueError as error:
+        raise LabError(f"{path / 'config.json'} is not the config of a run ({error})") from error
+    return Run(path, config)
+
+
+def last_unfinished(folder: Path, command: str) -> Run:
+    """The newest run of `command` under `folder` without a result. What is damaged or in use is skipped with a note."""
+    unfinished = []
+    for path in sorted(folder.glob("*/config.json")) if folder.is_dir() else ():
+        try:
+            run = open_run(path.parent)
+            if run.command == command and not (run.path / "result.json").exists():
+                with run.held():
+                    unfinished.append(run)
+        except (LabError, OSError) as error:
+            say(f"note: skipped: {error}")
+    if not unfinished:
+        raise LabError(
+            f"{folder} has no unfinished run of 'hebbian {command}' to go on with: start one without --resume"
+        )
+    return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))
+
+
+def check_same(run: Run, command: str, given: Mapping[str, Any]) -> None:
+    """Refuse to go on with `run` under another command or other settings than it was started with."""
+    if run.command != command:
+        raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {command}'")
+    for name, value in json.loads(to_json(given)).items():
+        if name not in run.settings or run.settings[name] != value:
+            was = run.settings.get(name, "nothing")
+            raise LabError(
+                f"{run.path} was started with {name} = {was}, not {value}: "
+                f"leave the option away to go on with it, or start a new run without --resume"
+            )
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON any reader takes: numbers that JSON does not have (nan, inf) become null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, float) and not math.isfinite(item):
+            return None
+        if isinstance(item, Mapping):
+            return {key: clean(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [clean(inner) for inner in item]
+        return item
+
+    return json.dumps(clean(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    path, number = parent / name, 1
+    while True:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError as error:
+            if not parent.is_dir():
+                raise LabError(f"{parent} is a file: choose another folder with --runs") from error
+            number += 1
+            path = parent / f"{name}-{number}"
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
+    return value

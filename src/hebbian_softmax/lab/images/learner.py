@@ -1,0 +1,229 @@
+"""One learner of the image curriculum (section 4.1): network, head, optimizer, and its place in the curriculum.
+
+Everything happens where the tensors are: which classes are active is a number on the device, so that a training step
+and a check can both be recorded as CUDA graphs (see `fleet.py`). All chance comes from the learner's own generator,
+so that many learners share a process without disturbing each other.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InverseCountRate, PaperRate
+from hebbian_softmax.lab.base.seeds import derive_seed
+from hebbian_softmax.lab.images.augment import augment
+from hebbian_softmax.lab.images.convnet import convnet
+from hebbian_softmax.lab.images.curriculum import ADDED, BATCH, START, THRESHOLD
+from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSet
+from hebbian_softmax.rule import Rate
+
+DROPOUT = 0.2
+PART = {"cuda": 200, "cpu": 20}  # classes that a check looks at together: a CPU is twice as fast while its cache holds
+RATES: dict[str, Callable[[float, int], Rate]] = {
+    "paper": PaperRate,
+    "constant": lambda gamma, limit: ConstantRate(gamma),
+    "inverse": lambda gamma, limit: InverseCountRate(),
+}
+"""λ from γ and T; of the variants only the paper's ends at T."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a learner learns. The first four are what a user tunes; the rest are the variants of the comparison."""
+
+    hebbian: bool
+    learning_rate: float = 1e-3
+    gamma: float = 0.1
+    limit: int = 50
+    rate: str = "paper"
+    """λ: `paper` is equation 4, `constant` is γ for ever, `inverse` is 1/c for ever (section 3.1)."""
+    scale: float | str = "match"
+    center: bool = True
+    objective: str = "l2"
+    train_rows: bool = True
+    """False: the head's rows get no gradient, the rule alone makes them."""
+    head_rate: float = 1.0
+    """Factor on the learning rate of the head."""
+    extra_steps: int = 0
+    """Further gradient steps on those of a batch whose class was seen fewer than T times; they are not counted."""
+    active_only: bool = False
+    """The softmax is over the active classes instead of all."""
+    class_means: bool = False
+    """Answers come from the nearest mean of a class's training activations instead of the head."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a step: two objectives solve a problem that waits for the device."""
+        return not (self.hebbian and self.objective in ("svm", "smax"))
+
+
+class Learner:
+    """Equal seeds give equal class orders, first weights and draws, whatever the method."""
+
+    def __init__(
+        self,
+        data: ImageSet,
+        method: Method,
+        seed: int,
+        *,
+        device: torch.device | str = "cpu",
+        images: Tensor | None = None,
+        classes: int | None = None,
+        filters: int = 64,
+    ) -> None:
+        """`images` are `data.images` on the device, for learners to share; `classes` takes part of the classes only."""
+        self.method, self.device = method, torch.device(device)
+        self.images = data.images.to(self.device) if images is None else images
+        draws = torch.Generator().manual_seed(derive_seed(seed, "order"))
+        self.order = torch.randperm(len(data.images), generator=draws)[:classes].to(self.device)
+        self.total = len(self.order)
+        self.start = min(START, self.total)
+        self.labels = torch.arange(self.total, device=self.device)
+        self.part = PART.get(self.device.type, 200)
+
+        draws = torch.Generator().manual_seed(derive_seed(seed, "weights"))
+        self.network = convnet(filters, draws).to(self.device)
+        self.head = _make_head(method, filters, self.total)
+        nn.init.xavier_uniform_(self.head.weight, generator=draws)
+        self.head.to(self.device)
+        self.head.weight.requires_grad_(method.train_rows)
+        groups: list[dict[str, Any]] = [
+            {"params": list(self.network.parameters())},
+            {"params": list(self.head.parameters()), "lr": method.learning_rate * method.head_rate},
+        ]
+        self.optimizer = torch.optim.RMSprop(groups, lr=method.learning_rate, capturable=self.device.type == "cuda")
+        if method.hebbian:
+            self.head.attach(self.optimizer)
+
+        self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws"))
+        self.active = torch.tensor(self.start, device=self.device)
+        self.seen = torch.zeros(self.total, dtype=torch.long, device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        """Of the last step."""
+        self.outcome = torch.zeros(2, device=self.device)
+        """Of the last check: the accuracy, and the classes after it."""
+
+    def step(self) -> None:
+        """One training step, with the further ones that the method takes."""
+        inputs, labels = self.draw()
+        self.loss.copy_(self._descend(inputs, labels, None))
+        if self.method.extra_steps:
+            rare = (self.seen[labels] < self.method.limit).float()
+            self.seen.index_add_(0, labels, torch.ones_like(labels))
+            for _ in range(self.method.extra_steps):
+                self._descend(inputs, labels, rare)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """A batch: training drawings of active classes, rotated and moved at random, and their labels."""
+        labels = self._uniform(BATCH, self.active)
+        drawings = TEST_DRAWINGS + self._uniform(BATCH, self.images.shape[1] - TEST_DRAWINGS)
+        return augment(self.images[self.order[labels], drawings].unsqueeze(1), self.generator), labels
+
+    def _descend(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        features = self.network(inputs)
+        if self.method.hebbian:
+            self.head.remember(features, labels)  # the activation before dropout, as the paper says
+        losses = F.cross_entropy(self._logits(self._dropped(features)), labels, reduction="none")
+        loss = losses.mean() if weights is None else (losses * weights).sum() / weights.sum().clamp_min(1)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _uniform(self, count: int, below: Tensor | int) -> Tensor:
+        """Whole numbers from 0 to `below` - 1, which may be a number on the device."""
+        drawn = torch.rand(count, generator=self.generator, device=self.device) * below
+        return drawn.long().clamp(max=below - 1)  # rounding can reach `below`
+
+    def _dropped(self, features: Tensor) -> Tensor:
+        """20 % dropout from the learner's own generator, which the head's own dropout cannot take."""
+        kept = torch.rand(features.shape, generator=self.generator, device=self.device) >= DROPOUT
+        return features * kept / (1 - DROPOUT)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features)
+        return logits.masked_fill(self.labels >= self.active, -torch.inf) if self.method.active_only else logits
+
+    @torch.no_grad()
+    def check(self, capacity: int) -> None:
+        """Test the active classes, which must be among the first `capacity`, and go up a level if they are known."""
+        right = self.right_answers(capacity)
+        tests = TEST_DRAWINGS * self.active
+        accuracy = right / tests
+        grown = (self.active + ADDED).clamp(max=self.total)
+        self.active.copy_(torch.where(100 * right > THRESHOLD * tests, grown, self.active))
+        self.outcome.copy_(torch.stack([accuracy, self.active.to(accuracy.dtype)]))
+
+    @torch.no_grad()
+    def right_answers(self, capacity: int) -> Tensor:
+        """How many test drawings of the active classes are recognised; changes nothing."""
+        self.network.eval()
+        self.head.eval()
+        centers = self._class_means(capacity) if self.method.class_means else None
+        right = torch.zeros((), dtype=torch.long, device=self.device)
+        for labels in self.labels[:capacity].split(self.part):
+            features = self._features(labels, slice(0, TEST_DRAWINGS))
+            if centers is None:
+                guesses = self._logits(features).argmax(dim=1)
+            else:
+                guesses = torch.cdist(features, centers).argmin(dim=1)
+            hits = (guesses.view(len(labels), -1) == labels.unsqueeze(1)) & (labels < self.active).unsqueeze(1)
+            right += hits.sum()
+        self.network.train()
+        self.head.train()
+        return right
+
+    def _class_means(self, capacity: int) -> Tensor:
+        """The mean training activation of each class; inactive classes are out of reach."""
+        drawings = slice(TEST_DRAWINGS, None)
+        features = [self._features(labels, drawings) for labels in self.labels[:capacity].split(max(1, self.part // 3))]
+        means = torch.cat(features).view(min(capacity, self.total), -1, self.head.in_features).mean(dim=1)
+        return means.masked_fill((self.labels[:capacity] >= self.active).unsqueeze(1), 1e6)
+
+    def _features(self, labels: Tensor, drawings: slice) -> Tensor:
+        images = self.images[self.order[labels], drawings]
+        features: Tensor = self.network(images.reshape(-1, 1, *images.shape[-2:]).float() / 255)
+        return features
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that learning depends on, as the tensors themselves."""
+        return {
+            "network": self.network.state_dict(),
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "active": self.active,
+            "seen": self.seen,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.active.copy_(state["active"])
+        self.seen.copy_(state["seen"])
+        self.generator.set_state(state["generator"])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that a step or a check changes, but for the optimizer's state, which comes with its steps."""
+        yield from self.network.state_dict().values()
+        yield from self.head.state_dict().values()
+        yield from (self.active, self.seen, self.loss, self.outcome)
+
+
+def _make_head(method: Method, features: int, classes: int) -> HebbianSoftmax:
+    """Plain softmax is the same head, not attached to the optimizer: exactly an nn.Linear."""
+    return HebbianSoftmax(
+        features,
+        classes,
+        gamma=method.gamma,
+        limit=method.limit,
+        rate=RATES[method.rate](method.gamma, method.limit),
+        scale=method.scale,
+        center=method.center,
+        objective=method.objective,
+    )

@@ -1,0 +1,253 @@
+"""`hebbian reproduce omniglot`: section 4.1 and its appendix, with tuning, ten seeds, and what the paper left out.
+
+Parts, each made of trials that are stored one by one as they finish:
+
+tuning       learning rate, T and γ by steps to the target on seeds of their own, equally many settings for both heads
+main         both heads with the tuned settings: the paper's two figures on steps per level and on classes
+paper-rate   both at the paper's learning rate, 8e-3
+active-only  both with a softmax over the active classes only
+rates        plain softmax over learning rates: the paper's third figure
+beyond       one table of the rule's variants and its rivals
+"""
+
+import argparse
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hebbian_softmax.lab.base.console import program
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run, to_json
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+from hebbian_softmax.lab.images import variants
+from hebbian_softmax.lab.images.compare import NAMES
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History, mean_and_spread
+from hebbian_softmax.lab.images.learner import Method
+from hebbian_softmax.lab.images.omniglot import load_omniglot
+from hebbian_softmax.lab.images.tables import (
+    draw_bands,
+    draw_levels,
+    draw_rates,
+    spread_of,
+    tabulate_milestones,
+    tabulate_reached,
+)
+from hebbian_softmax.lab.images.trials import OutOfTimeError, Store, Trial, run_trials
+from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.result import Figure, Result
+from hebbian_softmax.lab.report.tables import Cell, Table
+
+PARTS = ("tuning", "main", "paper-rate", "active-only", "rates", "beyond")
+FIRST_TUNING_SEED = 1000
+FIGURES = {
+    "levels.png": "Training steps to complete each level, mean over seeds (the paper's figure on levels).",
+    "classes.png": "Classes against training steps with bands of two standard deviations over seeds.",
+    "rates.png": "Plain softmax for each learning rate: classes against steps, and classes at the end.",
+}
+
+
+def some_parts(text: str) -> str:
+    """Parses `all` or names of parts with commas between them."""
+    names = PARTS if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"must be all or some of {','.join(PARTS)}, not {unknown[0]!r}")
+    return text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The defaults are the paper's scale."""
+
+    seeds: int = setting(10, "seeds reported, from 0 on", integer(1, 1000))
+    steps: int = setting(5000, f"training steps of a trial, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
+    target: int = setting(200, "classes whose steps are tuned and compared", integer(31))
+    tuning_seeds: int = setting(3, "seeds of the tuning, others than those reported", integer(1, 1000))
+    tuning_trials: int = setting(variants.TRIALS, "settings tried for each head", integer(1, variants.TRIALS))
+    beyond_steps: int = setting(3000, "steps of the part beyond, not more than --steps", multiple(CHECK_EVERY))
+    slow_seeds: int = setting(3, "seeds of the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000))
+    parts: str = setting("all", f"all, or some of {','.join(PARTS)}", some_parts)
+    together: int = setting(30, "trials at a time on a GPU; on a CPU it is one a core", integer(1, 1000))
+    budget: float = setting(0.0, "seconds after which to stop, to be resumed; 0 for no limit", number(0))
+    classes: int = setting(0, "classes that take part, 0 for all", integer(0, 100_000))
+    filters: int = setting(64, "of each convolution, and features that the heads see", integer(1, 4096))
+    device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
+    data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return PARTS if self.parts == "all" else tuple(part for part in PARTS if part in self.parts.split(","))
+
+
+Do = Callable[[str, Sequence[Trial]], dict[Trial, History]]
+"""Carries out the trials of a part, or finds them stored."""
+
+
+def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+    """All parts that are wanted, then their tables and figures."""
+    data = load_omniglot(settings.data_root or None, quiet=quiet)
+    store = Store(run.path / "trials")
+    deadline = time.monotonic() + settings.budget if settings.budget else None
+
+    def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
+        return run_trials(
+            trials,
+            store,
+            data,
+            device=settings.device,
+            together=settings.together,
+            classes=settings.classes or None,
+            filters=settings.filters,
+            deadline=deadline,
+            label=part,
+            quiet=quiet,
+        )
+
+    try:
+        tables, images, metrics, words = report(settings, do)
+    except OutOfTimeError as error:
+        raise LabError(
+            f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; go on with: "
+            f"{program()} reproduce omniglot --resume {shlex.quote(str(run.path))}"
+        ) from error
+    result = Result(
+        title="The Omniglot curriculum",
+        summary=words,
+        metrics={"data": data.identity, **metrics},
+        tables=tables,
+        figures=[Figure(name, caption) for name, caption in FIGURES.items() if name in images],
+        next_steps=["hebbian compare omniglot  # one seed, with live progress"],
+    )
+    return result, {**images, "trials.json": to_json(store.records()).encode()}
+
+
+def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], dict[str, Any], str]:
+    """The tables, the figures, the numbers and the sentences of the parts that are wanted."""
+    tables: list[Table] = []
+    images: dict[str, bytes] = {}
+    metrics: dict[str, Any] = {}
+    words = ""
+    methods = {"plain": Method(hebbian=False), "hebbian": Method(hebbian=True)}
+    if "tuning" in settings.chosen:
+        methods, table = tune(settings, do)
+        tables.append(table)
+        words = f"Tuned on {settings.tuning_seeds} seeds: "
+    words += "; ".join(f"{NAMES[name]} {variants.described(method)}" for name, method in methods.items()) + ". "
+    metrics["methods"] = {name: asdict(method) for name, method in methods.items()}
+
+    def pair(part: str, **changes: Any) -> dict[str, list[Trial]]:
+        """Both heads with the tuned settings but for `changes`, by title."""
+        return {
+            NAMES[name]: seeded(f"{part}-{name}", replace(method, **changes), settings.seeds, settings.steps)
+            for name, method in methods.items()
+        }
+
+    def table_of(title: str, groups: Mapping[str, Sequence[History]], steps: int) -> None:
+        tables.append(tabulate_reached(title, groups, steps, settings.target))
+
+    if "main" in settings.chosen:
+        groups = carried(do, "main", pair("main"))
+        table_of("Both heads, tuned", groups, settings.steps)
+        tables.append(tabulate_milestones(groups))
+        images |= {"levels.png": draw_levels(groups), "classes.png": draw_bands(groups)}
+        metrics["main"], sentence = compare(groups, settings)
+        words += sentence
+    for part, title, changes in (
+        ("paper-rate", "Both at the paper's learning rate, 8e-3", {"learning_rate": variants.PAPER_RATE}),
+        ("active-only", "Both with a softmax over the active classes only", {"active_only": True}),
+    ):
+        if part in settings.chosen:
+            groups = carried(do, part, pair(part, **changes))
+            table_of(title, groups, settings.steps)
+            metrics[part] = compare(groups, settings)[0]
+    if "rates" in settings.chosen:
+        trials = {
+            f"{rate:g}": seeded(
+                f"rates-{rate:g}", Method(hebbian=False, learning_rate=rate), settings.seeds, settings.steps
+            )
+            for rate in variants.RATES
+        }
+        groups = carried(do, "rates", trials)
+        table_of("Plain softmax by learning rate", groups, settings.steps)
+        images["rates.png"] = draw_rates({float(rate): group for rate, group in groups.items()})
+    if "beyond" in settings.chosen:
+        steps = min(settings.beyond_steps, settings.steps)
+        trials = {f"{title}, tuned": each for title, each in pair("main").items()}
+        for short, (title, method) in variants.beyond(methods["plain"], methods["hebbian"]).items():
+            seeds = min(settings.seeds, settings.slow_seeds) if short in variants.SLOW else settings.seeds
+            trials[title] = seeded(f"beyond-{short}", method, seeds, steps)
+        table_of("Beyond the paper, at the tuned settings", carried(do, "beyond", trials), steps)
+    return tables, images, metrics, words.strip()
+
+
+def seeded(name: str, method: Method, seeds: int, steps: int) -> list[Trial]:
+    return [Trial(name, method, seed, steps) for seed in range(seeds)]
+
+
+def carried(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[History]]:
+    """The histories of each group of trials; all groups run together."""
+    histories = do(part, [trial for group in trials.values() for trial in group])
+    return {title: [histories[trial] for trial in group] for title, group in trials.items()}
+
+
+def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
+    """The best settings of each head by steps to the target, and the table of all that was tried."""
+    methods = {
+        "plain": variants.plain_settings(settings.tuning_trials),
+        "hebbian": variants.hebbian_settings(settings.tuning_trials),
+    }
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
+    trials = {
+        (name, method): [
+            Trial(f"tuning-{name}-{number}", method, seed, settings.steps, settings.target) for seed in seeds
+        ]
+        for name, tried in methods.items()
+        for number, method in enumerate(tried)
+    }
+    histories = do("tuning", [trial for group in trials.values() for trial in group])
+    chosen: dict[str, Method] = {}
+    rows: list[list[Cell]] = []
+    for name, tried in methods.items():
+        outcomes = {method: [histories[trial] for trial in trials[name, method]] for method in tried}
+        chosen[name] = variants.best(outcomes, settings.target, settings.steps)
+        for method, group in outcomes.items():
+            steps = ", ".join(
+                "–" if (taken := each.steps_to(settings.target)) is None else f"{taken:,}" for each in group
+            )
+            mark = "chosen" if method == chosen[name] else ""
+            reached = ", ".join(str(each.reached) for each in group)
+            rows.append([f"{NAMES[name]}, {variants.described(method)}", steps, reached, mark])
+    columns = ["tried", f"steps to {settings.target} classes", "classes when stopped", ""]
+    return chosen, Table(f"Tuning, seeds {seeds[0]} to {seeds[-1]}, {settings.steps:,} steps at most", columns, rows)
+
+
+def compare(groups: Mapping[str, Sequence[History]], settings: Settings) -> tuple[dict[str, Any], str]:
+    """Steps to the target of both heads over seeds: the ratio of the means, and whether the 2σ ranges are apart."""
+    taken = {name: [each.steps_to(settings.target) for each in groups[title]] for name, title in NAMES.items()}
+    numbers: dict[str, Any] = {"target": settings.target, "steps": taken}
+    known = {name: [step for step in steps if step is not None] for name, steps in taken.items()}
+    if any(len(known[name]) < len(taken[name]) for name in NAMES):
+        return numbers, f"Not every seed reached {settings.target} classes in {settings.steps:,} steps."
+    (plain, plain_spread), (hebbian, hebbian_spread) = (mean_and_spread(known[name]) for name in NAMES)
+    numbers["ratio"] = hebbian / plain
+    numbers["apart"] = hebbian + 2 * hebbian_spread < plain - 2 * plain_spread
+    return numbers, (
+        f"To {settings.target} classes Hebbian softmax needed {spread_of(known['hebbian'])} steps, plain softmax "
+        f"{spread_of(known['plain'])} (mean ± 2σ over {len(known['plain'])} seeds), a ratio of "
+        f"{numbers['ratio']:.2f}; the ranges {'do not overlap' if numbers['apart'] else 'overlap'}."
+    )
+
+
+RECIPE = Recipe(
+    verb="reproduce",
+    name="omniglot",
+    help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
+    description=(
+        "Re-runs the paper's image curriculum on Omniglot with both heads: tunes them on seeds of their own, then "
+        "reports ten other seeds, the sweep over learning rates, and variants of the rule. Meant for a GPU; a stopped "
+        "run goes on with --resume, finished trials are kept."
+    ),
+    settings=Settings,
+    carry_out=carry_out,
+)

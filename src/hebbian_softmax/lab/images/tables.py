@@ -1,0 +1,141 @@
+"""Tables and figures of the image curriculum (section 4.1 and the appendix on Omniglot)."""
+
+from collections.abc import Mapping, Sequence
+
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History, mean_and_spread
+from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.report.tables import Cell, Table
+
+MILESTONES = (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500)  # classes
+Group = Sequence[History]
+"""The same method from several seeds."""
+
+
+def tabulate_two(histories: Mapping[str, History], names: Mapping[str, str]) -> Table:
+    """Two runs side by side: how far each got, and how soon it got there."""
+    both = [histories[name] for name in names]
+    rows: list[list[Cell]] = [
+        ["classes reached", *(history.reached for history in both)],
+        ["levels completed", *(len(history.levels()) for history in both)],
+        ["accuracy at the last check, %", *(f"{100 * history.accuracy[-1]:.1f}" for history in both)],
+    ]
+    rows += [
+        [f"steps to {classes} classes", *(history.steps_to(classes) for history in both)]
+        for classes in MILESTONES
+        if any(history.steps_to(classes) for history in both)
+    ]
+    return Table("The curriculum: 5 classes more at 60 % accuracy", ["", *names.values()], rows)
+
+
+def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> bytes:
+    """Two runs: classes against steps, and the steps of each level."""
+    classes, levels = [], []
+    for name, title in names.items():
+        history = histories[name]
+        classes.append(Line(title, [0, *history.steps], [history.start, *history.classes]))
+        spent = history.steps_per_level()
+        levels.append(Line(title, [level for level, _ in spent], [float(steps) for _, steps in spent]))
+    return line_figure(
+        [
+            Panel("classes reached", classes, x_label="training steps", y_label="classes"),
+            Panel("steps on each level", levels, x_label="classes of the level", y_label="training steps"),
+        ],
+        x_label="",
+        y_label="",
+    )
+
+
+def draw_levels(groups: Mapping[str, Group]) -> bytes:
+    """The paper's figure 3: training steps to complete each level, averaged over the seeds that all completed it."""
+    lines = []
+    for title, group in groups.items():
+        spent: dict[int, list[int]] = {}
+        for history in group:
+            for level, steps in history.steps_per_level():
+                spent.setdefault(level, []).append(steps)
+        levels = [level for level, steps in sorted(spent.items()) if len(steps) == len(group)]
+        means = [mean_and_spread(spent[level])[0] for level in levels]
+        lines.append(Line(title, levels, means))
+    panel = Panel("steps on each level, mean over seeds", lines)
+    return line_figure([panel], x_label="classes of the level", y_label="training steps")
+
+
+def band(title: str, group: Group) -> Line:
+    """Classes against steps: the mean over seeds and two standard deviations to either side."""
+    checks = min(len(history.classes) for history in group)
+    steps, means, low, high = [0], [float(group[0].start)], [float(group[0].start)], [float(group[0].start)]
+    for check in range(checks):
+        mean, spread = mean_and_spread([history.classes[check] for history in group])
+        steps.append(CHECK_EVERY * (check + 1))
+        means.append(mean)
+        low.append(mean - 2 * spread)
+        high.append(mean + 2 * spread)
+    return Line(title, steps, means, low, high)
+
+
+def draw_bands(groups: Mapping[str, Group], title: str = "classes reached, mean and 2σ over seeds") -> bytes:
+    """The paper's figure 6: classes against steps, with bands of two standard deviations over seeds."""
+    panel = Panel(title, [band(name, group) for name, group in groups.items() if group])
+    return line_figure([panel], x_label="training steps", y_label="classes")
+
+
+def draw_rates(groups: Mapping[float, Group]) -> bytes:
+    """The paper's figure 5: plain softmax for each learning rate; beside it, how far each rate gets."""
+    curves, ends = [], []
+    for rate, group in sorted(groups.items()):
+        line = band(f"{rate:g}", group)
+        curves.append(Line(line.label, line.x, line.y))
+        ends.append((rate, *mean_and_spread([history.reached for history in group])))
+    reached = Line(
+        "plain softmax, mean and 2σ",
+        [rate for rate, _, _ in ends],
+        [mean for _, mean, _ in ends],
+        [mean - 2 * spread for _, mean, spread in ends],
+        [mean + 2 * spread for _, mean, spread in ends],
+    )
+    return line_figure(
+        [
+            Panel("plain softmax by learning rate", curves, x_label="training steps", y_label="classes"),
+            Panel("classes at the end", [reached], x_label="learning rate", y_label="classes", log_x=True),
+        ],
+        x_label="",
+        y_label="",
+    )
+
+
+def spread_of(values: Sequence[float]) -> str:
+    """Mean ± two standard deviations, as a cell.
+
+    >>> spread_of([95, 100, 105])
+    '100 ± 10'
+    """
+    mean, spread = mean_and_spread(values)
+    return f"{mean:,.0f} ± {2 * spread:,.0f}"
+
+
+def steps_cell(group: Group, classes: int) -> str:
+    """Steps to so many classes, mean ± 2σ; where not every seed got there, how many did."""
+    known = [step for history in group if (step := history.steps_to(classes)) is not None]
+    return spread_of(known) if len(known) == len(group) else f"{len(known)} of {len(group)} got there"
+
+
+def tabulate_milestones(groups: Mapping[str, Group]) -> Table:
+    """Steps to each milestone that some seed of some method reached."""
+    rows: list[list[Cell]] = [
+        [f"{classes} classes", *(steps_cell(group, classes) for group in groups.values())]
+        for classes in MILESTONES
+        if any(history.reached >= classes for group in groups.values() for history in group)
+    ]
+    return Table("Steps to so many classes, mean ± 2σ over seeds", ["", *groups], rows)
+
+
+def tabulate_reached(title: str, groups: Mapping[str, Group], steps: int, target: int) -> Table:
+    """Each method: classes after `steps` steps, and steps to `target` classes, mean ± 2σ over seeds."""
+    rows: list[list[Cell]] = []
+    for name, group in groups.items():
+        reached = [history.classes_at(steps) for history in group]
+        rows.append(
+            [name, len(group), spread_of(reached), f"{min(reached)} … {max(reached)}", steps_cell(group, target)]
+        )
+    columns = ["method", "seeds", f"classes after {steps:,} steps", "lowest … highest", f"steps to {target} classes"]
+    return Table(title, columns, rows)

@@ -1,0 +1,102 @@
+"""Final models of a recipe with the memories of evaluation time, as `hebbian evaluate --sweep` measures them.
+
+The settings of the memories are chosen on the validation text for each model (appendix A.1).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.settings import choice, integer, setting
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.experiments.reproduction import ReproduceSettings
+from hebbian_softmax.lab.language.experiments.trials import Measure
+from hebbian_softmax.lab.language.memories.command import FOLDER
+from hebbian_softmax.lab.language.memories.grid import Grids, ends
+from hebbian_softmax.lab.language.memories.options import SWEEP, Option
+from hebbian_softmax.lab.language.memories.rows import memory_rows
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+
+WITH = "rows with memories: none, cache, or all: cache and MbPA"
+MEMORIES = choice("none", "cache", "all")
+GRIDS: Mapping[str, Option] = {
+    option.name[2:].replace("-", "_"): option for option in SWEEP if option.name.startswith("--sweep-")
+}
+"""The options of `hebbian evaluate` that give grids, by the names of the settings here."""
+OF_THE_CACHE = ("sweep_thetas", "sweep_sizes", "sweep_cache_shares")
+
+
+def _grid(name: str) -> Any:
+    """A grid as a setting: the text that the option's parser takes, which config.json keeps."""
+    option = GRIDS[name]
+
+    def as_text(values: tuple[Any, ...]) -> str:
+        return ",".join(map(str, values))
+
+    default = as_text(getattr(Grids(), option.field))
+    return setting(
+        default, f"grid of {option.help}; values with commas", lambda text: as_text(option.parse(text)), True
+    )
+
+
+@dataclass(frozen=True)
+class MemorySettings(ReproduceSettings):
+    """The grids have the names that they have in `hebbian evaluate`."""
+
+    memories: str = setting("none", WITH, MEMORIES, later=True)
+    two_step_words: int = setting(
+        Grids.two_step_words, "validation words to sweep two steps of MbPA on; 0: one step only", integer(0), later=True
+    )
+    sweep_thetas: str = _grid("sweep_thetas")
+    sweep_sizes: str = _grid("sweep_sizes")
+    sweep_cache_shares: str = _grid("sweep_cache_shares")
+    sweep_neighbours: str = _grid("sweep_neighbours")
+    sweep_rates: str = _grid("sweep_rates")
+    sweep_l2: str = _grid("sweep_l2")
+    sweep_mbpa_shares: str = _grid("sweep_mbpa_shares")
+
+
+def grids_of(settings: MemorySettings) -> Grids:
+    given = {option.field: option.parse(getattr(settings, name)) for name, option in GRIDS.items()}
+    return Grids(**given, two_step_words=settings.two_step_words)
+
+
+def check_used(settings: MemorySettings) -> None:
+    """Refuse grids that would do nothing."""
+    used = {"none": (), "cache": OF_THE_CACHE, "all": tuple(GRIDS)}[settings.memories]
+    defaults = {field.name: field.default for field in fields(MemorySettings)}
+    for name in GRIDS:
+        if name not in used and getattr(settings, name) != defaults[name]:
+            raise LabError(
+                f"--{name.replace('_', '-')} does nothing with --memories {settings.memories}: leave it away, or "
+                f"give --memories {'cache or all' if name in OF_THE_CACHE else 'all'}"
+            )
+
+
+def measures(settings: MemorySettings) -> list[Measure]:
+    """How the final models are measured besides; what is wrong with the grids is told before anything is trained."""
+    check_used(settings)
+    grids = grids_of(settings)
+    return [] if settings.memories == "none" else [partial(with_memories, settings.memories == "all", grids)]
+
+
+def with_memories(
+    mbpa: bool, grids: Grids, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
+) -> Mapping[str, Mapping[str, Any]]:
+    """The rows below a model's own, named as the paper names them: perplexities, in all and by frequency, the settings
+    chosen, and which of those are at the ends of their grids."""
+    place = folder / FOLDER
+    found = memory_rows(model, corpus, grids=grids, mbpa=mbpa, folder=place, quiet=quiet)
+    assert found.sweep is not None
+    points = [found.sweep.cache[0], found.sweep.chosen]
+    return {
+        "Cache" if row.memories.mbpa is None else "Cache + MbPA": {
+            **{split: score.perplexity for split, score in row.scores.items()},
+            **row.as_plain(),
+            "ends": ends(point, grids),
+        }
+        for row, point in zip(found.rows[1:], points, strict=False)
+    }

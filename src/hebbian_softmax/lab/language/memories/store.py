@@ -1,0 +1,73 @@
+"""What was computed for a sweep, kept in a folder, so that a repeated or stopped sweep does not begin again."""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import cannot_write, remove_temporary, write_atomic
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+
+
+@dataclass(frozen=True)
+class Store:
+    """Arrays of one model on one corpus. Without a folder nothing is kept."""
+
+    folder: Path | None
+    prefix: str = ""  # of the file names: which model
+    identity: str = ""  # of the model and the corpus
+
+    def get(
+        self, name: str, settings: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The arrays called `name` that follow from these settings: those on the disk, or else new ones."""
+        if self.folder is None:
+            return dict(make())
+        import numpy as np
+
+        path = self.folder / f"{self.prefix}{name}.npz"
+        key = json.dumps([self.identity, dict(settings)], sort_keys=True)
+        if (found := _read(path, key)) is not None:
+            return found
+        made = dict(make())
+        arrays: dict[str, Any] = {array: values.numpy() for array, values in made.items()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        remove_temporary(self.folder, path.name)
+        write_atomic(path, lambda file: np.savez_compressed(file, key=np.array(key), **arrays))
+        return made
+
+
+def _read(path: Path, key: str) -> dict[str, Tensor] | None:
+    """The arrays, unless the file is absent, damaged or of something else: then it is made again."""
+    import numpy as np
+
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
+            if str(content["key"]) != key:
+                return None
+            return {name: torch.from_numpy(content[name]) for name in content.files if name != "key"}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        if path.is_dir():
+            raise LabError(f"{path} is a folder where a file of a sweep is to be: move it away") from None
+        return None
+
+
+def digest(model: WordLSTM) -> str:
+    """Names these very weights and their precision."""
+    total = hashlib.sha256(str(model.precision).encode())
+    for name, value in sorted(model.state_dict().items()):
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Learning curves: perplexity against training words, as in the paper's figure 4 and those of its appendices."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.images.curriculum import mean_and_spread
+from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+
+Log = Sequence[Mapping[str, Any]]
+"""Records of a training: `words`, and perplexities by name."""
+CUT = 10.0  # times the lowest end: where the axis ends, else first points of 1e20 would hide all the others
+CAPTION = (
+    "Validation perplexity against training words, of all words and of those seen fewer than 100 times in training. "
+    "The axis is logarithmic; what is above ten times the lowest end is cut off."
+)
+BANDS = " Lines are means over seeds, bands two standard deviations."
+
+
+def points(log: Log, name: str) -> list[tuple[float, float]]:
+    """Training words and the value `name`, where the log has both."""
+    return [
+        (record["words"], record[name])
+        for record in log
+        if "words" in record and isinstance(record.get(name), int | float)
+    ]
+
+
+def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float]]:
+    """Words, mean over seeds and standard deviation, where all seeds have a value."""
+    values: dict[float, list[float]] = {}
+    for log in logs:
+        for words, value in points(log, name):
+            values.setdefault(words, []).append(value)
+    return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
+
+
+def draw_curves(groups: Mapping[str, Sequence[Log]], prefixes: Mapping[str, str] | None = None) -> bytes:
+    """All words in one panel, the rarest in the other; each group of logs is one line.
+
+    `prefixes` is what stands before the names in the logs of a group, where something does.
+    """
+
+    def panel(title: str, key: str) -> Panel:
+        curves = {
+            label: mean_curve(logs, f"{(prefixes or {}).get(label, '')}valid_perplexity{key}")
+            for label, logs in groups.items()
+        }
+        ends = [curve[-1][1] for curve in curves.values() if curve]
+        lowest = min((mean for curve in curves.values() for _, mean, _ in curve), default=0.0)
+        lines = []
+        for label, curve in curves.items():
+            spread = any(sigma for _, _, sigma in curve)
+            lines.append(
+                Line(
+                    label,
+                    [words / 1e6 for words, _, _ in curve],
+                    [mean for _, mean, _ in curve],
+                    [max(1.0, mean - 2 * sigma) for _, mean, sigma in curve] if spread else (),
+                    [mean + 2 * sigma for _, mean, sigma in curve] if spread else (),
+                )
+            )
+        seen = (0.85 * lowest, CUT * min(ends)) if ends else None
+        return Panel(title, lines, y_label="validation perplexity", log_y=seen)
+
+    panels = [panel("all words", ""), panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}")]
+    return line_figure(panels, x_label="millions of training words", y_label="")
+
+
+def below_from(plain: Sequence[Log], other: Sequence[Log]) -> float | None:
+    """The training words from which the mean curve of `other` stays below that of `plain`, to the end."""
+    lower = {words: mean for words, mean, _ in mean_curve(other, "valid_perplexity")}
+    since: float | None = None
+    for words, mean, _ in mean_curve(plain, "valid_perplexity"):
+        if words in lower:
+            below = lower[words] < mean
+            since = (words if since is None else since) if below else None
+    return since

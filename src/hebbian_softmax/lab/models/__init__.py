@@ -1,1 +1,0 @@
-"""The networks under the head: each maps a batch of inputs to a batch of feature vectors."""

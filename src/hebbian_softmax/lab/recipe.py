@@ -1,0 +1,138 @@
+"""What every recipe shares: its place on the command line, its run folder, how its result is shown."""
+
+import argparse
+import shlex
+import signal
+import textwrap
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.console import program, say
+from hebbian_softmax.lab.base.errors import LabError, Terminated
+from hebbian_softmax.lab.base.runs import Run, check_same, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
+from hebbian_softmax.lab.base.training import Interrupted
+from hebbian_softmax.lab.report.figures import require_extras
+from hebbian_softmax.lab.report.page import refresh_page
+from hebbian_softmax.lab.report.result import Result, load_result, save_result
+from hebbian_softmax.lab.report.tables import as_text
+
+LATEST = "the newest unfinished run"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment. `carry_out(run, settings, quiet)` trains in the run folder, resuming what it finds there,
+    and returns the result and the images of its figures by file name."""
+
+    verb: str  # the first word of the command: compare, train, …
+    name: str  # the second
+    help: str
+    description: str
+    settings: type
+    carry_out: Callable[[Run, Any, bool], tuple[Result, dict[str, bytes]]]
+
+    @property
+    def command(self) -> str:
+        return f"{self.verb} {self.name}"
+
+    def folder_name(self, settings: Any) -> str:
+        """How its run folders are called, before the date."""
+        return self.name
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """The recipe's own settings, then the options that every recipe has."""
+        add_options(parser.add_argument_group("settings"), self.settings)
+        group = parser.add_argument_group("running")
+        group.add_argument(
+            "--runs", metavar="DIR", type=Path, default=Path("runs"), help="folder of run folders (default: runs)"
+        )
+        group.add_argument(
+            "--resume",
+            metavar="RUN",
+            nargs="?",
+            const=LATEST,
+            help=f"go on with this run folder (default: {LATEST} in --runs)",
+        )
+        group.add_argument("--quiet", action="store_true", help="no progress")
+        group.add_argument(
+            "--json", action="store_true", help="print the result as JSON on standard output, the rest elsewhere"
+        )
+
+    def execute(self, arguments: argparse.Namespace) -> int:
+        """Start or resume a run, finish it, show its result."""
+        require_extras()
+        run, settings = self._open(arguments)
+        if not arguments.quiet:
+            say(f"Run folder: {run.path}")
+        try:
+            with run.held():
+                result = load_result(run)
+                if result is None:
+                    result, images = self.carry_out(run, settings, arguments.quiet)
+                    save_result(run, result, images)
+                refresh_page(run)
+        except LabError:
+            run.remove_if_unused()
+            raise
+        except (Interrupted, KeyboardInterrupt, Terminated) as stop:
+            if isinstance(stop, Interrupted):
+                signum = stop.signum
+            else:
+                signum = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+            saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
+            say(f"hebbian: stopped {saved}; go on with:")
+            say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
+            return 128 + signum
+        if arguments.json:
+            print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
+            say(as_shown(run, result))
+        else:
+            print(as_shown(run, result))
+        return 0
+
+    def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
+        given = given_options(arguments, self.settings)
+        if arguments.resume is None:
+            settings = self.settings(**given)
+            return create_run(arguments.runs, self.folder_name(settings), self.command, asdict(settings)), settings
+        if arguments.resume == LATEST:
+            run = last_unfinished(arguments.runs, self.command)
+        else:
+            run = open_run(Path(arguments.resume))
+        check_same(run, self.command, given)
+        try:
+            settings = from_values(self.settings, run.settings)
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that one"
+            ) from error
+        now = environment.versions()
+        if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
+            say(f"note: {run.path} was started with other versions; its bits may differ")
+        return run, settings
+
+
+def as_shown(run: Run, result: Result) -> str:
+    """The result for people: tables, the sentences, where the files are, what to try."""
+    lines = [as_text(table) + "\n" for table in result.tables]
+    lines.append(textwrap.fill(result.summary, width=100) + "\n")
+    lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
+    if (run.path / "page.html").exists():
+        lines.append(f"Page:   {run.path / 'page.html'}")
+    if result.next_steps:
+        lines.append("Try next:")
+        lines += [f"  {as_typed(step, run)}" for step in result.next_steps]
+    return "\n".join(lines)
+
+
+def as_typed(step: str, run: Run) -> str:
+    """A suggested command as it works from here, its run beside this one."""
+    command, mark, remark = step.partition("  # ")
+    words = [program(), command.removeprefix("hebbian ")]
+    if run.path.parent != Path("runs"):
+        words.append(f"--runs {shlex.quote(str(run.path.parent))}")
+    return " ".join(words) + mark + remark

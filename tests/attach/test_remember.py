@@ -1,0 +1,110 @@
+"""Activations remembered for a loss of the user's own, and those of frozen features and weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.attach.pending_lab import CLASSES, Lab
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_remember_without_backward(frozen: bool) -> None:
+    lab = Lab()
+    kept = lab.batch(1, 2, grad=not frozen)
+    lab.head.remember(*kept)
+    nn.functional.cross_entropy(lab.head(kept[0]), kept[1])
+    batch = lab.batch(3, grad=not frozen)
+    lab.head.remember(*batch)
+    nn.functional.cross_entropy(lab.head(batch[0]), batch[1]).backward()
+    lab.step_writes(batch)
+
+
+def test_a_frozen_weight_is_written_by_the_rule_alone() -> None:
+    lab = Lab()
+    lab.handle.remove()
+    lab.head.weight.requires_grad_(False)
+    lab.handle = lab.head.attach(lab.optimizer)
+    batch = lab.batch(1, 2, 2)
+    lab.head.loss(*batch).backward()
+    lab.step_writes(batch)
+
+
+@pytest.mark.parametrize("order", ["remember first", "head first", "detached", "functional"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_remember_for_a_loss_of_ones_own(order: str, frozen: bool) -> None:
+    lab = Lab()
+    for labels in ((1, 2, 2), (2, 3)):
+        lab.optimizer.zero_grad()
+        h, y = lab.batch(*labels, grad=not frozen)
+        if order == "remember first":
+            lab.head.remember(h, y)
+            logits = lab.head(h)
+        elif order == "functional":
+            lab.head.remember(h, y)
+            logits = nn.functional.linear(h, lab.head.weight)
+        else:
+            logits = lab.head(h)
+            lab.head.remember(h if order == "head first" or not frozen else h.detach(), y)
+        ((1 - logits.softmax(-1)) ** 2 * nn.functional.one_hot(y, CLASSES)).sum().backward()  # a focal-like loss
+        lab.step_writes((h, y))
+
+
+def test_in_place_dropout_after_remember() -> None:
+    lab = Lab(lr=0.0)
+    h, y = lab.batch(1, 2)
+    kept = h.detach().clone()
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(nn.functional.dropout(h, 0.5, inplace=True)), y).backward()
+    lab.step_writes((kept, y))
+
+
+def test_frozen_features_given_to_the_head_twice() -> None:
+    lab = Lab()
+    for order in ("remember first", "remember last"):
+        lab.optimizer.zero_grad()
+        h, y = lab.batch(1, 2, grad=False)
+        if order == "remember first":
+            lab.head.remember(h, y)
+        first = lab.head(h)
+        second = lab.head(h)
+        if order == "remember last":
+            lab.head.remember(h, y)
+        used, other = (second, first) if order == "remember first" else (first, second)
+        assert other.argmax(-1).shape == (2,)  # a metric
+        nn.functional.cross_entropy(used, y).backward()
+        lab.step_writes((h, y))
+
+
+def test_remember_twice_backpropagated_is_once_and_under_no_grad_never() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    with torch.no_grad():
+        lab.head.remember(h, torch.tensor([5, 5]))
+    lab.head.remember(h, y)
+    loss = nn.functional.cross_entropy(lab.head(h), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    lab.step_writes((h, y))
+
+
+def test_a_weight_frozen_at_first_and_trained_later() -> None:
+    lab = Lab()
+    lab.handle.remove()
+    lab.head.weight.requires_grad_(False)
+    lab.handle = lab.head.attach(lab.optimizer)
+    lab.head.weight.requires_grad_(True)
+    lab.head.loss(*lab.batch(2)).backward()
+    lab.optimizer.zero_grad()
+    h, y = lab.batch(3)
+    nn.functional.cross_entropy(lab.head(h), y).backward()
+    lab.step_writes()
+
+
+def test_what_was_remembered_and_never_used_is_not_written_with_another_loss() -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, grad=False))
+    batch = lab.batch(2)
+    lab.head.loss(*batch).backward()
+    lab.step_writes(batch)

@@ -1,0 +1,95 @@
+"""Options and settings are one thing."""
+
+import argparse
+from dataclasses import dataclass
+
+import pytest
+
+from hebbian_softmax.lab.base.settings import (
+    add_options,
+    as_options,
+    from_values,
+    given_options,
+    integer,
+    number,
+    setting,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = setting(100, "training steps", integer(1))
+    learning_rate: float = setting(0.5, "of the optimizer", number(0))
+    gamma: float = setting(0.1, "mixing rate", number(0, 1))
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Settings)
+    return parser
+
+
+def test_only_what_was_given_counts_as_given(parser: argparse.ArgumentParser) -> None:
+    assert given_options(parser.parse_args([]), Settings) == {}
+    given = given_options(parser.parse_args(["--learning-rate", "0", "--steps", "100"]), Settings)
+    assert given == {"learning_rate": 0.0, "steps": 100}
+    assert Settings(**given) == Settings(steps=100, learning_rate=0.0, gamma=0.1)
+
+
+def test_the_help_names_the_defaults(parser: argparse.ArgumentParser) -> None:
+    assert "training steps (default: 100)" in parser.format_help()
+
+
+def test_an_empty_default_is_left_to_the_help_text() -> None:
+    @dataclass(frozen=True)
+    class Place:
+        root: str = setting("", "a folder (default: this one)", str)
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Place)
+    assert "a folder (default: this one)" in parser.format_help()
+    assert "(default: )" not in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "--steps: must be a whole number from 1 "),
+        (["--steps", "1.5"], "not '1.5'"),
+        (["--steps", "99999999999"], "whole number"),
+        (["--gamma", "1.01"], "--gamma: must be a number from 0 to 1, not '1.01'"),
+        (["--gamma", "nan"], "not 'nan'"),
+        (["--learning-rate", "inf"], "must be a number from 0 up"),
+        (["--learning-rate", "fast"], "not 'fast'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_allowed(
+    parser: argparse.ArgumentParser, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(options)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_per_cent_sign_in_a_help_text_is_shown() -> None:
+    @dataclass(frozen=True)
+    class Share:
+        share: float = setting(5.0, "in %d of 100 %", number(0))
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, Share)
+    shown = " ".join(parser.format_help().split())
+    assert "--share NUMBER in %d of 100 % (default: 5.0)" in shown
+
+
+def test_settings_come_back_from_their_values_and_options(parser: argparse.ArgumentParser) -> None:
+    settings = Settings(steps=7, learning_rate=0.25)
+    assert from_values(Settings, vars(settings)) == settings
+    assert as_options(settings) == ["--steps", "7", "--learning-rate", "0.25"]
+    assert given_options(parser.parse_args(as_options(settings)), Settings) == {"steps": 7, "learning_rate": 0.25}
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        from_values(Settings, {**vars(settings), "steps": True})
+    with pytest.raises(ValueError, match="other settings: gamma, limit"):
+        from_values(Settings, {"steps": 7, "learning_rate": 0.25, "limit": 3})

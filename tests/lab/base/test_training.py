@@ -1,0 +1,312 @@
+"""The training loop: what it logs, when it saves, and that a stopped run ends in the same bits."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import TEMPORARY
+from hebbian_softmax.lab.base.runs import Run, create_run, open_run
+from hebbian_softmax.lab.base.training import (
+    Interrupted,
+    RunningMeans,
+    random_states,
+    set_random_states,
+    train,
+)
+from tests import ROOT
+from tests.lab.base.toy import Toy
+
+STEPS = 150
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return create_run(tmp_path, "toy", "toy", {})
+
+
+def outcome(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What must not depend on where a run was stopped: all but the time it took."""
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    records = run.records()
+    for timed in (checkpoint, *records):
+        assert timed.pop("seconds") > 0
+    return checkpoint, records
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right)
+    else:
+        assert left == right
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    run = create_run(tmp_path_factory.mktemp("runs"), "toy", "toy", {})
+    train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)
+    return outcome(run)
+
+
+def start(folder: Path, pause: float, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.lab.base.toy", str(folder), str(STEPS), str(pause), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_logs_and_saves(run: Run) -> None:
+    task = Toy()
+    train(task, run, steps=10, evaluate_every=4, quiet=True)
+    records = run.records()
+    assert [record["step"] for record in records] == [4, 8, 10]
+    assert set(records[0]) == {"step", "seconds", "loss", "bias", "drawn"}
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 10
+    assert_same(checkpoint["task"], task.state_dict())
+
+
+def test_records_are_told_as_they_are_written(run: Run) -> None:
+    told: list[dict[str, Any]] = []
+    train(Toy(), run, steps=6, evaluate_every=3, quiet=True, logged=lambda record: told.append(dict(record)))
+    assert told == run.records()
+
+
+def test_the_logged_loss_is_the_mean_since_the_last_record(run: Run) -> None:
+    class Counting(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            self.steps_taken += 1
+            return {"loss": torch.tensor(float(self.steps_taken))}
+
+    train(Counting(), run, steps=6, evaluate_every=3, quiet=True)
+    assert [record["loss"] for record in run.records()] == [2.0, 5.0]
+
+
+def test_a_finished_run_takes_no_further_step(run: Run) -> None:
+    train(Toy(), run, steps=10, evaluate_every=4, quiet=True)
+    before = outcome(run)
+    task = Toy()
+    train(task, run, steps=10, evaluate_every=4, quiet=True)
+    assert task.steps_taken == 0
+    assert_same(outcome(run), before)
+
+
+def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
+    """Killed after the log was written and before the next checkpoint was, in the middle of a line."""
+    train(Toy(), run, steps=10, evaluate_every=5, quiet=True)
+    early = (run.path / "checkpoint.pt").read_bytes()
+    train(Toy(), run, steps=20, evaluate_every=5, quiet=True)
+    through = outcome(run)
+    (run.path / "checkpoint.pt").write_bytes(early)
+    with open(run.path / "log.jsonl", "ab") as file:
+        file.write(b'{"step": 25, "lo')
+    train(Toy(), run, steps=20, evaluate_every=5, quiet=True)
+    assert_same(outcome(run), through)
+
+
+@pytest.mark.parametrize("more", [(), ("4",)], ids=["at any time", "inside a write"])
+def test_a_killed_run_ends_in_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], more: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    with start(folder, 0.02, *more) as killed:
+        if not more:
+            wait_for(folder / "checkpoint.pt")
+            time.sleep(0.2)
+            killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    checkpoint = open_run(folder).load_checkpoint()
+    assert checkpoint is not None
+    assert 0 < checkpoint["step"] < STEPS
+    assert not more or list(folder.glob(TEMPORARY + "*"))
+
+    with start(folder, 0) as resumed:
+        assert resumed.stdout is not None
+        assert int(resumed.stdout.read()) == STEPS - checkpoint["step"]
+    assert resumed.returncode == 0
+    assert_same(outcome(open_run(folder)), uninterrupted)
+    assert not list(folder.glob(TEMPORARY + "*"))
+
+
+def test_a_terminated_run_saves_and_ends_in_the_same_bits(
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]]
+) -> None:
+    folder = tmp_path / "run"
+    with start(folder, 0.02) as stopped:
+        wait_for(folder / "log.jsonl")
+        stopped.terminate()
+        assert stopped.stdout is not None
+        taken = int(stopped.stdout.read())
+    assert stopped.returncode == 128 + signal.SIGTERM
+    checkpoint = open_run(folder).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == taken < STEPS  # no step was lost
+
+    run = open_run(folder)
+    train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)
+    assert_same(outcome(run), uninterrupted)
+
+
+def test_a_signal_stops_after_the_step_and_handlers_come_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupting(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            if self.steps_taken == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().train_step()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted) as caught:
+        train(Interrupting(), run, steps=10, evaluate_every=10)
+    assert "5/10 steps" in capsys.readouterr().err
+    assert (caught.value.step, caught.value.signum) == (5, signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_does_not_wait(run: Run) -> None:
+    class Impatient(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().train_step()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Impatient(), run, steps=10, evaluate_every=10, quiet=True)
+
+
+def test_trains_in_a_thread_too(run: Run) -> None:
+    thread = threading.Thread(target=lambda: train(Toy(), run, steps=3, evaluate_every=1, quiet=True))
+    thread.start()
+    thread.join()
+    assert len(run.records()) == 3
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 100])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, evaluate_every: int) -> None:
+    with pytest.raises(LabError, match=r"loss became nan at or before step 8: .*checkpoint of step 7 is kept"):
+        train(
+            Toy(bad_step=8),
+            run,
+            steps=20,
+            evaluate_every=evaluate_every,
+            checkpoint_seconds=0,
+            quiet=True,
+        )
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 7
+    assert all(torch.isfinite(value).all() for value in checkpoint["task"]["model"].values())
+    assert all(record["loss"] is not None for record in run.records())
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_gradient_that_is_not_finite_keeps_the_checkpoint(run: Run, value: float) -> None:
+    """The loss of that step is still finite; only the weights after it are not."""
+
+    class Exploding(Toy):
+        def train_step(self) -> dict[str, torch.Tensor]:
+            losses = super().train_step()
+            if self.steps_taken == 8:
+                with torch.no_grad():
+                    self.model[0].weight[0, 0] = value
+            return losses
+
+    with pytest.raises(LabError, match=rf"state became {value} at or before step 8: .*checkpoint of step 7 is kept"):
+        train(Exploding(), run, steps=20, evaluate_every=100, checkpoint_seconds=0, quiet=True)
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 7
+
+
+def test_a_checkpoint_of_another_model_is_one_clear_line(run: Run) -> None:
+    train(Toy(), run, steps=2, evaluate_every=2, quiet=True)
+    other = Toy()
+    other.model = torch.nn.Sequential(torch.nn.Linear(4, 9))
+    with pytest.raises(LabError, match="does not fit") as caught:
+        train(other, run, steps=4, evaluate_every=2, quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_reason_why_a_checkpoint_does_not_fit_is_kept(run: Run) -> None:
+    train(Toy(), run, steps=2, evaluate_every=2, quiet=True)
+    other = Toy()
+    other.model[0] = torch.nn.Linear(4, 9)
+    with pytest.raises(LabError, match=r"size mismatch for 0\.weight") as caught:
+        train(other, run, steps=4, evaluate_every=2, quiet=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_that_are_gone_are_noted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Toy(), run, steps=6, evaluate_every=2, quiet=True)
+    lines = (run.path / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run.path / "log.jsonl").write_bytes(lines[0])
+    train(Toy(), run, steps=8, evaluate_every=2)
+    assert "the log lacks the records of 2 steps from 4 to 6" in capsys.readouterr().err
+    assert [record["step"] for record in run.records()] == [2, 8]
+    train(Toy(), run, steps=8, evaluate_every=8)
+    assert "lacks" not in capsys.readouterr().err
+
+
+def test_a_finished_run_whose_log_is_gone_still_has_its_seconds(run: Run) -> None:
+    seconds = train(Toy(), run, steps=4, evaluate_every=2, quiet=True)
+    (run.path / "log.jsonl").unlink()
+    assert train(Toy(), run, steps=4, evaluate_every=2, quiet=True) == seconds > 0
+
+
+def test_all_random_generators_come_back() -> None:
+    def draw() -> tuple[float, float, float, float]:
+        return random.random(), float(np.random.randn()), float(np.random.rand()), torch.rand(()).item()
+
+    np.random.randn()  # leaves a cached second normal number behind
+    states = random_states()
+    first = draw()
+    assert draw() != first
+    set_random_states(states)
+    assert draw() == first
+
+
+def test_means_continue_from_their_state() -> None:
+    whole, half = RunningMeans(), RunningMeans()
+    values = torch.rand(10)
+    for number, value in enumerate(values):
+        whole.add({"loss": value})
+        half.add({"loss": value})
+        if number == 4:
+            state = half.state_dict()
+            half = RunningMeans()
+            half.load_state_dict(state)
+    assert half.read() == whole.read()
+    assert whole.read()["loss"] == pytest.approx(values.mean().item())
+
+
+def test_each_mean_is_over_the_steps_that_named_it() -> None:
+    means = RunningMeans()
+    means.add({"often": torch.tensor(1.0), "once": torch.tensor(6.0)})
+    means.add({"often": torch.tensor(3.0)})
+    assert means.read() == {"often": 2.0, "once": 6.0}

@@ -1,0 +1,123 @@
+"""`hebbian reproduce omniglot` in miniature: all parts, their tables and figures, stopped and resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.base.runs import open_run
+from hebbian_softmax.lab.images import learner, variants
+from hebbian_softmax.lab.images import reproduce as omniglot
+from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.learner import Method
+from hebbian_softmax.lab.images.reproduce import Settings, compare
+from hebbian_softmax.lab.images.tables import tabulate_milestones
+from tests.lab.images.toyset import toy_set
+from tests.lab.test_cli import call, error_line
+
+SMALL = [
+    *("reproduce", "omniglot", "--seeds", "1", "--steps", "25", "--target", "35", "--tuning-seeds", "1"),
+    *("--tuning-trials", "2", "--beyond-steps", "25", "--filters", "2", "--device", "cpu", "--quiet"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _toy_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(omniglot, "load_omniglot", lambda *_, **__: toy_set(40))
+    monkeypatch.setattr(learner, "BATCH", 4)
+    monkeypatch.setattr(variants, "RATES", (1e-3, 8e-3))
+
+
+def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--runs", tmp_path, "--budget", "0.5") == 1  # stops, with some trials stored
+    message = error_line(capsys)
+    assert "the budget of 0.5 s is used up" in message
+    (run,) = tmp_path.iterdir()
+    assert f"reproduce omniglot --resume {run}" in message
+    assert not (run / "result.json").exists()
+    config = json.loads((run / "config.json").read_bytes())
+    config["settings"]["budget"] = 0.0
+    (run / "config.json").write_text(json.dumps(config))
+
+    stored = {path: path.stat().st_mtime_ns for path in run.glob("trials/*.json")}
+    assert call("reproduce", "omniglot", "--quiet", "--resume", run) == 0
+    assert all(path.stat().st_mtime_ns == time for path, time in stored.items())
+    assert {"levels.png", "classes.png", "rates.png", "page.html", "trials.json"} <= {
+        each.name for each in run.iterdir()
+    }
+    result = open_run(run).result()
+    assert result is not None
+    titles = [table["title"].partition(",")[0] for table in result["tables"]]
+    assert titles == [
+        "Tuning",
+        "Both heads",
+        "Steps to so many classes",
+        "Both at the paper's learning rate",
+        "Both with a softmax over the active classes only",
+        "Plain softmax by learning rate",
+        "Beyond the paper",
+    ]
+    assert len(result["tables"][0]["rows"]) == 4
+    assert len(result["tables"][-1]["rows"]) == 15
+    trials = json.loads((run / "trials.json").read_bytes())
+    assert len(trials) == 4 + 3 * 2 + len(variants.RATES) + 13
+    assert "Not every seed reached 35 classes" in result["summary"]
+    assert capsys.readouterr().out.count("seeds") >= 5
+
+
+def test_one_part(tmp_path: Path) -> None:
+    assert call(*SMALL, "--parts", "main", "--runs", tmp_path) == 0
+    (run,) = tmp_path.iterdir()
+    assert not (run / "rates.png").exists()
+    assert sorted(path.stem for path in run.glob("trials/*")) == ["main-hebbian-seed0", "main-plain-seed0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--parts", "main,nothing"], "--parts: must be all or some of tuning,main"),
+        (["--steps", "26"], "must be a multiple of 25"),
+        (["--tuning-trials", "28"], "from 1 to 27"),
+        (["--budget", "-1"], "must be a number from 0 up"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, *options) == 2
+    assert message in error_line(capsys)
+
+
+def test_equally_many_settings_are_tried() -> None:
+    for count in (1, 2, 5, variants.TRIALS):
+        plain, hebbian = variants.plain_settings(count), variants.hebbian_settings(count)
+        assert len(set(plain)) == len(set(hebbian)) == count
+    assert [variants.plain_settings()[end].learning_rate for end in (0, -1)] == [1e-4, 4e-2]
+
+
+def test_the_best_gets_there_first() -> None:
+    soon, late, never = Method(True, 1.0), Method(True, 2.0), Method(True, 3.0)
+    outcomes = {
+        never: [History(30, [0.7, 0.1], [35, 35])],
+        late: [History(30, [0.1, 0.7], [30, 40])],
+        soon: [History(30, [0.7, 0.1], [40, 40])],
+    }
+    assert variants.best(outcomes, 40, 50) == soon
+    assert variants.best(outcomes, 35, 50) == soon  # as soon as `never`, and further in the end
+    assert variants.best({never: outcomes[never], late: outcomes[late]}, 45, 50) == late
+
+
+def test_the_comparison_of_means_and_ranges() -> None:
+    def group(*steps: int) -> list[History]:
+        return [History(30, [0.7] * (step // 25), [30] * (step // 25 - 1) + [200]) for step in steps]
+
+    groups = {"plain softmax": group(1000, 1050), "Hebbian softmax": group(500, 500)}
+    numbers, words = compare(groups, Settings())
+    assert numbers["ratio"] == pytest.approx(500 / 1025)
+    assert numbers["apart"]
+    assert (
+        "500 ± 0 steps, plain softmax 1,025 ± 71 (mean ± 2σ over 2 seeds), a ratio of 0.49; the ranges do not" in words
+    )
+    rows = tabulate_milestones({**groups, "none": [History(30, [0.1], [30])]}).rows
+    assert rows[0] == ["50 classes", "1,025 ± 71", "500 ± 0", "0 of 1 got there"]
+    assert rows[-1][0] == "200 classes"
+    groups["Hebbian softmax"] = group(500, 1500)
+    assert not compare(groups, Settings())[0]["apart"]

@@ -1,0 +1,256 @@
+"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with what diverges."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.runs import Run, open_run
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language import outcome
+from hebbian_softmax.lab.language.experiments import presentation as word_recipe
+from hebbian_softmax.lab.language.experiments import trials as word_trials
+from hebbian_softmax.lab.language.report.curves import draw_curves
+from tests import ROOT
+from tests.lab.language.commands import SIZES, call, only
+from tests.lab.language.experiments.quick import quick
+from tests.lab.language.toy import folder
+
+__all__ = ["folder", "quick"]
+GRID = f"{SIZES.replace('--hidden 8', '--hidden 8,4')} --layers 1 --layer-norm none --tied yes --input-dropout 0.1"
+SMALL = f"{GRID} --evaluations 2 --trials 2 --seeds 1".replace("--tensorboard no", "").split()
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("runs")
+    assert call("sweep", folder, *SMALL, "--steps", "12", "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    result = run.result()
+    assert result is not None
+    return result
+
+
+def without_times(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a resumed run must have in common with one that was not stopped."""
+    for trial in trials:
+        trial.pop("seconds")
+        for record in trial["curve"]:
+            record.pop("seconds")
+            record.pop("words_per_second", None)
+    return trials
+
+
+def test_several_processes_would_each_do_all_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert call("sweep", folder, *SMALL, "--steps", "1", "--quiet", "--runs", tmp_path) == 1
+    assert "hebbian sweep corpus trains in one process: start it without torchrun" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_leaves_its_trials_in_one_result(swept: Run) -> None:
+    result = result_of(swept)
+    trials = result["metrics"]["trials"]
+    assert [trial["name"] for trial in trials] == [
+        *("tuning-plain-00-seed1000", "tuning-plain-01-seed1000"),
+        *("tuning-hebbian-00-seed1000", "tuning-hebbian-01-seed1000"),
+        *("final-plain-seed0", "final-hebbian-seed0"),
+    ]
+    assert [set(trial["scores"]) for trial in trials] == [set()] * 4 + [{"valid", "test"}] * 2
+    for head, first in (("plain", 0), ("hebbian", 2)):
+        best = min(trials[first : first + 2], key=lambda trial: trial["curve"][-1]["valid_perplexity"])
+        final = trials[4 + (head == "hebbian")]
+        differing = {name for name, value in final["settings"].items() if best["settings"][name] != value}
+        assert differing == {"seed"}
+    assert [len(trial["curve"]) for trial in trials] == [2] * 6
+    assert (swept.path / "perplexity.png").exists()
+    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # many weights that nobody asks for
+    tables = [table["title"].partition(":")[0].partition(",")[0] for table in result["tables"]]
+    assert "Tuning" in tables
+    assert "Perplexity on toy" in tables
+
+
+def test_a_final_trial_is_a_run_of_its_own(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    final = swept.path / "trials" / "final-hebbian-seed0"
+    assert call("evaluate", final, "--json", "--quiet") == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]["model"]
+    assert scores == result_of(swept)["metrics"]["trials"][-1]["scores"]
+
+
+def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("evaluate", swept.path) == 1
+    final = swept.path / "trials" / "final-hebbian-seed0"
+    assert f"its models are runs of their own: name one of those, as {final}" in capsys.readouterr().err
+    tuned = swept.path / "trials" / "tuning-plain-00-seed1000"
+    assert call("evaluate", tuned) == 1
+    assert (
+        f"{tuned} is finished and has no weights (a tuning deletes those of its trials): name another run"
+        in capsys.readouterr().err
+    )
+
+
+def test_the_test_text_is_measured_for_the_chosen_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    measure = outcome.measure
+
+    def watched(model: Any, corpus: Corpus, split: str, **options: Any) -> Any:
+        (running,) = [path for path in tmp_path.glob("*/trials/*") if not (path / "result.json").exists()]
+        seen.append((running.name, split))
+        return measure(model, corpus, split, **options)
+
+    monkeypatch.setattr(outcome, "measure", watched)
+    assert call("sweep", folder, *SMALL, "--steps", "2", "--quiet", "--runs", tmp_path) == 0
+    assert [name for name, split in seen if split == "test"] == ["final-plain-seed0", "final-hebbian-seed0"]
+
+
+def test_a_killed_sweep_goes_on_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+    """Killed inside its third trial; what was stored is not made again, what was begun goes on."""
+    options = [*SMALL, "--steps", "12", "--checkpoint-seconds", "0.1"]
+    command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", "sweep", str(folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path / "a")], cwd=ROOT, env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "a").glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    run = only(tmp_path / "a")
+    stored = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
+    assert len(stored) == 2
+    begun = open_run(run.path / "trials" / "tuning-hebbian-00-seed1000").load_checkpoint()
+    assert begun is not None
+    assert 0 < begun["step"] < 12
+
+    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path / "a") == 0
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert call("sweep", folder, *options, "--quiet", "--runs", tmp_path / "b") == 0
+    one, other = (without_times(result_of(only(tmp_path / name))["metrics"]["trials"]) for name in "ab")
+    assert one == other
+
+
+def test_a_budget_stops_inside_a_trial_and_the_next_call_goes_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "--steps", "12", "--budget", "1e-9", "--quiet", "--runs", tmp_path]
+    assert call("sweep", folder, *options) == 1
+    run = only(tmp_path)
+    assert f"1e-09 s is used up, 0 trials are stored; go on with: hebbian sweep corpus --resume {run.path}" in (
+        capsys.readouterr().err
+    )
+    checkpoint = open_run(run.path / "trials" / "tuning-plain-00-seed1000").load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 1
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 1
+    checkpoint = open_run(run.path / "trials" / "tuning-plain-00-seed1000").load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == 2
+
+
+def test_all_is_made_again_without_corpus_and_device(
+    swept: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    (run.path / "perplexity.png").unlink()
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise AssertionError("neither is needed")
+
+    monkeypatch.setattr(word_trials, "load", missing)
+    monkeypatch.setattr(word_trials, "choose_device", missing)
+    monkeypatch.setattr(word_recipe, "draw_curves", draw_curves)
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    assert result_of(run) == result_of(swept)
+    drawn = (run.path / "perplexity.png").read_bytes()
+    assert len(drawn) > 1000
+    # And from result.json alone, which is all that needs to travel.
+    shutil.rmtree(run.path / "trials")
+    (run.path / "perplexity.png").unlink()
+    assert call("report", run.path) == 0
+    assert (run.path / "perplexity.png").read_bytes() == drawn
+
+
+def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("sweep", folder, *SMALL, "--steps", "4", "--seeds", "2", "--quiet", "--runs", tmp_path) == 0
+    run = only(tmp_path)
+    (run.path / "result.json").unlink()
+
+    def rows() -> list[list[str]]:
+        capsys.readouterr()
+        assert call("report", run.path) == 0
+        lines = capsys.readouterr().out.splitlines()
+        starts = [number for number, line in enumerate(lines) if "Not finished: Perplexity on toy, mean" in line]
+        return [re.split(" {2,}", line) for start in starts for line in lines[start + 2 : start + 4]]
+
+    (_, seeds, *both), other = rows()
+    assert (seeds, other[:2]) == ("2", ["Hebbian softmax", "2"])
+    shutil.rmtree(run.path / "trials" / "final-hebbian-seed1")
+    (title, seeds, valid, test, *_), other = rows()
+    assert (title, seeds, other[:2]) == ("plain softmax", "1", ["Hebbian softmax", "1"])
+    stored = result_of(open_run(run.path / "trials" / "final-plain-seed0"))["metrics"]["trial"]["scores"]
+    assert [valid, test] == [f"{stored[split]['perplexity']:.2f}" for split in ("valid", "test")]
+    assert both[:2] != [valid, test]
+    assert "Not finished: Perplexity on toy" in (run.path / "page.html").read_text()
+    for left in (run.path / "trials").glob("final-*"):
+        shutil.rmtree(left)
+    assert rows() == []
+
+
+def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    stored = run.path / "trials" / "final-plain-seed0" / "result.json"
+    content = json.loads(stored.read_bytes())
+    content["metrics"]["trial"]["settings"]["hidden"] = 5
+    stored.write_text(json.dumps(content))
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 1
+    assert "other settings" in (error := capsys.readouterr().err)
+    assert f"{stored.parent} cannot be used" in error
+
+
+def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
+    """And not what the run was started with, which may have been another machine months ago."""
+    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "trials" / "final-hebbian-seed0")
+    began = {"started": "2000-01-01T00:00:00+00:00", "versions": {"torch": "1.0"}, "hardware": {"gpus": ["other"]}}
+    (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    made = open_run(run.path / "trials" / "final-hebbian-seed0").config
+    assert {**made["versions"], "commit": ""} == {**environment.versions(), "commit": ""}  # which may change meanwhile
+    assert made["hardware"] == environment.hardware()
+    assert made["started"] >= swept.config["started"]
+
+
+def test_a_setting_that_diverges_is_one_of_the_outcomes(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    options = " ".join(SMALL).replace("8,4", "8").split()
+    rates = ["--learning-rate", "1e38,0.01", "--optimizer", "sgd", "--clip", "0", "--steps", "6"]
+    assert call("sweep", folder, *options, *rates, "--quiet", "--runs", tmp_path) == 0
+    trials = result_of(only(tmp_path))["metrics"]["trials"]
+    assert [trial["diverged"] for trial in trials[:2]] == [True, False]
+    assert trials[-1]["settings"]["learning_rate"] == 0.01
+    assert "not finite" in capsys.readouterr().out
+
+
+def test_a_missing_corpus_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("sweep", "corpus", *SMALL, "--quiet", "--runs", tmp_path) == 1
+    assert "which corpus?" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,249 @@
+"""`hebbian evaluate --cache --mbpa` and `--sweep`, as a user meets them."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hebbian_softmax.lab.base.runs import Run, open_run
+from hebbian_softmax.lab.language.memories import reading as memories_module
+from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
+from hebbian_softmax.lab.language.trained import load_trained
+from tests.lab.language.commands import FEW, call, only
+from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_of
+from tests.lab.language.toy import device, folder
+
+__all__ = ["folder"]
+
+SMALL = ["--quiet", "--cache", "--mbpa", "--cache-size", "20", "--cache-theta", "0.4"]
+SMALL += ["--mbpa-neighbours", "5", "--mbpa-share", "0.1", "--words", "0:9"]
+BOTH = Memories(CacheSettings(20, 0.4), MbpaSettings(20, 5, share=0.1))
+SWEEP = ["--quiet", "--sweep", "--sweep-thetas", "0.3,1", "--sweep-sizes", "10,30", "--sweep-cache-shares", "0.1,0.2"]
+SWEEP += [
+    "--sweep-neighbours",
+    "4,20",
+    "--sweep-rates",
+    "0.1,1",
+    "--sweep-l2",
+    "0.5",
+    "--sweep-mbpa-shares",
+    "0.05,0.1",
+]
+SWEEP += ["--two-step-words", "6"]
+VALID = ["--split", "valid", "--json", "--quiet", "--words", "0:5"]
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("runs")
+    assert call("train", folder, *FEW, "--final", "none", "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
+@pytest.fixture
+def run(trained: Run, tmp_path: Path) -> Run:
+    """A run of its own for every test."""
+    return open_run(Path(shutil.copytree(trained.path, tmp_path / "run")))
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+def test_numbers_and_words_are_those_of_the_literal_loop(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("evaluate", run.path, *SMALL, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 12
+    assert json.loads((run.path / "evaluation.json").read_bytes())["memories"] == found["memories"]
+    there = load_trained(run, device=device(), quiet=True)
+    rows = found["memories"]["model"]
+    assert [row["name"] for row in rows] == ["alone", "+ cache", "+ cache + MbPA"]
+    assert rows[2]["mbpa"] == {"size": 20, "neighbours": 5, "steps": 1, "rate": 0.3, "l2": 0.5, "share": 0.1}
+    for split in ("valid", "test"):
+        ids = there.corpus.splits[split]
+        parts = parts_of(there.models[""], ids, BOTH)
+        literal = [losses_of(parts, *each) for each in ((None, None), (BOTH.cache, None), (BOTH.cache, BOTH.mbpa))]
+        with np.load(run.path / f"{split}-memory-words.npz") as words:
+            assert words["ids"].tolist() == ids[1:].tolist()
+            assert words["rows"].tolist() == ["alone", "+ cache", "+ cache + MbPA"]
+            np.testing.assert_allclose(words["nll"], literal, rtol=1e-4, atol=1e-5)
+            for part in ("model", "cache", "mbpa"):
+                np.testing.assert_allclose(words[part], -parts[part].numpy(), rtol=1e-4, atol=1e-5)
+            assert str(words["corpus"]) == there.corpus.fingerprint
+        for row, losses in zip(rows, literal, strict=True):
+            assert row["scores"][split]["perplexity"] == pytest.approx(perplexity_of(losses), rel=1e-5)
+
+
+def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compare", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
+    run = only(tmp_path)
+    for _ in range(2):  # the second takes the place of the first
+        assert call("evaluate", run.path, *SMALL) == 0
+        output = capsys.readouterr().out
+    assert "With memories: plain softmax, perplexity on the validation text of toy" in output
+    assert "cache (θ, n, λ): 0.4, 20, 0.1; MbPA (K, steps, α, β, λ): 5, 1, 0.3, –, 0.1." in output
+    result = run.result()
+    assert result is not None
+    titles = [table["title"] for table in result["tables"]]
+    assert len(titles) == len(set(titles)) == 4
+    figures = [figure["file"] for figure in result["figures"]]
+    assert figures == ["perplexity.png", "plain-memory-view.png", "hebbian-memory-view.png"]
+    page = (run.path / "page.html").read_text()
+    assert page.count("Which part of each word&#x27;s probability came from where") == 4  # two figures, twice each
+    assert page.count("With memories: Hebbian softmax, perplexity on the test text of toy") == 1
+    assert "missing" not in page
+
+
+@pytest.mark.parametrize("only_one", ["--cache", "--mbpa"])
+def test_one_memory_alone(only_one: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--cache-size", "20"] if only_one == "--cache" else ["--mbpa-size", "30", "--mbpa-neighbours", "5"]
+    assert call("evaluate", run.path, only_one, *options, *VALID) == 0
+    rows = json.loads(capsys.readouterr().out)["memories"]["model"]
+    assert [row["name"] for row in rows] == ["alone", "+ cache" if only_one == "--cache" else "+ MbPA"]
+    assert list(rows[0]["scores"]) == ["valid"]
+    with np.load(run.path / "valid-memory-words.npz") as words:
+        assert set(words.files) == {"ids", "rows", "nll", "corpus", "model", only_one[2:]}
+
+
+def test_an_unfinished_run_has_no_page_but_all_else(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "result.json").unlink()
+    (run.path / "page.html").unlink()
+    assert call("evaluate", run.path, *SMALL) == 0
+    assert "Page" not in capsys.readouterr().out
+    assert (run.path / "memory-view.png").exists()
+    assert not (run.path / "result.json").exists()
+
+
+def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("evaluate", run.path, *SWEEP) == 0
+    output = capsys.readouterr().out
+    assert "With memories: the best caches on the validation text" in output
+    assert "The mean of ‖h‖² is" in output
+    content = json.loads((run.path / "memory-sweep.json").read_bytes())
+    report = json.loads((run.path / "evaluation.json").read_bytes())
+    there = load_trained(run, device=device(), quiet=True)
+    grid, rows = content["models"]["model"], report["memories"]["model"]
+    assert len(grid["cache"]) == 8
+    assert len(grid["mbpa"]) == 16
+    assert grid["chosen"]["cache"] == min(grid["cache"], key=lambda point: point["perplexity"])
+    assert len(grid["two_steps"]["points"]) == 2 * 2 * 4
+    point = grid["mbpa"][-1]  # any will do
+    cache = CacheSettings(point["cache_size"], point["cache_theta"], point["cache_share"])
+    mbpa = MbpaSettings(**{key.removeprefix("mbpa_"): value for key, value in point.items() if "mbpa" in key})
+    parts = parts_of(there.models[""], there.corpus.splits["valid"], Memories(cache, mbpa))
+    assert point["perplexity"] == pytest.approx(perplexity_of(losses_of(parts, cache, mbpa)), rel=1e-5)
+    assert rows[1]["cache"]["theta"] == grid["chosen"]["cache"]["cache_theta"]
+    assert rows[2]["mbpa"]["share"] == grid["chosen"]["last"]["mbpa_share"]
+    assert set(rows[2]["scores"]) == {"valid", "test"}
+    assert (run.path / "memories" / "valid-cache-grid.npz").exists()
+    before = (run.path / "memory-sweep.json").read_bytes()
+    assert call("evaluate", run.path, *SWEEP, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["memories"] == report["memories"]
+    assert (run.path / "memory-sweep.json").read_bytes() == before
+
+
+def test_a_sweep_of_the_cache_alone_and_of_validation_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--sweep",
+        "--cache",
+        "--sweep-sizes",
+        "10,20",
+        "--split",
+        "valid",
+        "--json",
+        "--quiet",
+        "--words",
+        "0:5",
+    ]
+    assert call("evaluate", run.path, *options) == 0
+    rows = json.loads(capsys.readouterr().out)["memories"]["model"]
+    assert [row["name"] for row in rows] == ["alone", "+ cache"]
+    assert list(rows[1]["scores"]) == ["valid"]
+    assert not (run.path / "test-memory-words.npz").exists()
+
+
+def test_the_words_that_are_asked_for(run: Run) -> None:
+    assert call("evaluate", run.path, *SMALL) == 0
+    content = json.loads((run.path / "memory-view.json").read_bytes())
+    with np.load(run.path / "test-memory-words.npz") as words:
+        for at, word in enumerate(content["words"]):
+            assert word["position"] == at
+            assert word["mixture"] == pytest.approx(math.exp(-words["nll"][2][at]), rel=1e-5)
+            assert word["mixture"] == pytest.approx(word["model"] + word["cache"] + word["mbpa"])
+    assert (content["split"], content["first"], content["last"]) == ("test", 0, 9)
+    assert content["words"][0]["cache"] == 0  # empty: its share is the model's
+    assert content["words"][0]["model"] == pytest.approx(0.9 * content["words"][0]["alone"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--cache --mbpa --cache-share 0.8 --mbpa-share 0.3", "0.8 and 0.3, sum to 1.1"),
+        ("--mbpa --mbpa-size 100", "cannot find 1,024 neighbours in a memory of 100 words"),
+        ("--cache --cache-size 100 --mbpa", "cannot find 1,024 neighbours in a memory of 100 words"),
+        ("--cache-theta 0.1", "--cache-theta goes with --cache: give --cache, too"),
+        ("--cache --mbpa-steps 2", "--mbpa-steps goes with --mbpa"),
+        ("--cache --two-step-words 3", "--two-step-words goes with --sweep"),
+        ("--sweep --cache --cache-theta 0.1", "--cache-theta is chosen by the sweep"),
+        ("--sweep --sweep-cache-shares 0.5,0.9 --sweep-mbpa-shares 0.2", "sum to 1.1"),
+        ("--sweep --split test", "--sweep chooses on the validation text"),
+        ("--cache --streams 4", "memories read the text in one stream"),
+        ("--words 1:5", "--words goes with memories"),
+        ("--workspace 5", "--workspace goes with memories"),
+        ("--cache --words 1:5000", "--words 1:5000 is not inside the text: it has "),
+        ("--cache --words 5:1", "must be two numbers FIRST:LAST"),
+        ("--cache --words five", "must be two numbers FIRST:LAST"),
+        ("--cache --cache-theta 0", "must be above 0"),
+        ("--mbpa --mbpa-steps 3", "from 1 to 2"),
+        ("--sweep --sweep-thetas 0.1,x", "must be a number"),
+        ("--sweep --sweep-sizes 10,10", "must be different values"),
+    ],
+)
+def test_bad_options_are_one_clear_line(
+    options: str, message: str, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And are told before anything is read."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a text was read")
+
+    monkeypatch.setattr(memories_module, "stream", refuse)
+    before = sorted(path.name for path in trained.path.iterdir())
+    assert call("evaluate", trained.path, *options.split(), "--quiet") in (1, 2)
+    assert message in error_of(capsys)
+    assert sorted(path.name for path in trained.path.iterdir()) == before
+
+
+def test_grids_are_looked_at_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shares = ["--sweep-cache-shares", "0.9", "--sweep-mbpa-shares", "0.2"]
+    assert call("evaluate", tmp_path / "nowhere", "--sweep", *shares) == 1
+    assert "sum to 1.1" in error_of(capsys)
+
+
+def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "checkpoint.pt").unlink()
+    assert call("evaluate", run.path, "--cache") == 1
+    assert "is finished and has no weights" in error_of(capsys)
+
+
+def test_a_device_too_small_leaves_the_run_as_it_was(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    before = sorted(path.name for path in run.path.iterdir())
+    monkeypatch.setattr(memories_module.MbPA, "sequence_log_prob", refuse)
+    assert call("evaluate", run.path, *SMALL) == 1
+    assert "too small for the model with its memories: give --workspace less" in error_of(capsys)
+    assert sorted(path.name for path in run.path.iterdir()) == before

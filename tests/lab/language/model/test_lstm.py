@@ -1,0 +1,151 @@
+"""The language model equals slow literal versions: nn.LSTM's equations word by word, with every matrix as it is."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.lab.language.model.layer_norm_lstm import LayerNormLSTM
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+
+WORDS, FEATURES, HIDDEN = 13, 4, 6
+
+
+def make(**options: Any) -> WordLSTM:
+    head = HebbianSoftmax(options.pop("features", FEATURES), WORDS, gamma=0.1, limit=5)
+    return WordLSTM(head, **{"memorizes": False, "hidden": HIDDEN, **options})
+
+
+def words(time: int = 5, batch: int = 3) -> Tensor:
+    return torch.randint(WORDS, (time + 1, batch))
+
+
+def literal_features(model: WordLSTM, inputs: Tensor) -> Tensor:
+    """One word after the other; Pᵀ, the LSTM and P one after the other."""
+    table = model.head.weight if model.embedding is None else model.embedding.weight
+    outputs = []
+    states = [[torch.zeros(inputs.shape[1], HIDDEN, dtype=table.dtype) for _ in range(2)] for _ in model.layers]
+    for now in inputs:
+        x = table[now]
+        if model.entry is not None:
+            x = x @ model.entry
+        for layer, state in zip(model.layers, states, strict=True):
+            gates = x @ layer.weight_ih.T + layer.bias_ih + state[0] @ layer.weight_hh.T + layer.bias_hh
+            i, f, g, o = gates.chunk(4, dim=1)
+            state[1] = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+            state[0] = o.sigmoid() * state[1].tanh()
+            x = state[0]
+        if model.projection is not None:
+            x = x @ model.projection.T
+        if model.norm is not None:
+            x = F.layer_norm(x, (x.shape[1],), model.norm.weight, model.norm.bias)
+        outputs.append(x)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("features", [FEATURES, HIDDEN])
+@pytest.mark.parametrize("layer_norm", ["none", "output"])
+def test_loss_and_gradients_are_those_of_the_literal_model(
+    layers: int, tied: bool, features: int, layer_norm: str
+) -> None:
+    model = make(layers=layers, tied=tied, features=features, layer_norm=layer_norm, precision=torch.float64).double()
+    batch = words()
+    model(batch[:-1], batch[1:]).backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    logits = literal_features(model, batch[:-1]) @ model.head.weight.T
+    literal = F.cross_entropy(logits.flatten(0, 1), batch[1:].flatten())
+    literal.backward()
+    torch.testing.assert_close(model(batch[:-1], batch[1:]), literal)
+    assert found
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[name], parameter.grad)
+
+
+def test_tying_shares_one_embedding_and_one_projection() -> None:
+    def count(**options: Any) -> int:
+        return sum(parameter.numel() for parameter in make(**options).parameters())
+
+    matrices = WORDS * FEATURES + FEATURES * HIDDEN
+    assert count(tied=False) == count() + matrices
+    assert make(features=HIDDEN).projection is None
+    paper = 4 * 2048 * (2 * 2048 + 2) + 512 * 2048 + 267_735 * 512
+    assert paper == pytest.approx(172e6, rel=0.01)  # what the design page says of the paper's model
+    assert count() == 4 * HIDDEN * (2 * HIDDEN + 2) + matrices
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": 2}, {"layer_norm": "cell"}, {"precision": torch.bfloat16}])
+def test_a_sequence_in_parts_with_its_state_is_the_whole_sequence(options: dict[str, Any]) -> None:
+    model = make(**options).eval()
+    inputs = words(7)
+    whole, last = model.features(inputs)
+    first, state = model.features(inputs[:3])
+    second, end = model.features(inputs[3:], state)
+    exact = {"rtol": 0.0, "atol": 1e-2 if model.precision == torch.bfloat16 else 1e-6}
+    torch.testing.assert_close(torch.cat([first, second]), whole, **exact)
+    for (h, c), (other_h, other_c) in zip(last, end, strict=True):
+        torch.testing.assert_close(h, other_h, **exact)
+        torch.testing.assert_close(c, other_c, **exact)
+
+
+def test_the_cell_with_layer_norm_is_the_papers_equations() -> None:
+    layer = LayerNormLSTM(3, HIDDEN).double()
+    for norm in (layer.input_norm, layer.hidden_norm, layer.cell_norm):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.uniform_(norm.bias, -0.5, 0.5)
+    x, entry = torch.randn(4, 2, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+
+    def normalised(values: Tensor, norm: nn.LayerNorm) -> Tensor:
+        centered = values - values.mean()
+        return norm.weight * centered / (centered.square().mean() + norm.eps).sqrt() + norm.bias
+
+    outputs, _ = layer(x, None, entry)
+    for column in range(2):
+        h = c = torch.zeros(HIDDEN, dtype=torch.float64)
+        for time in range(4):
+            gates = normalised(layer.weight_ih @ (entry @ x[time, column]), layer.input_norm)
+            gates = gates + normalised(layer.weight_hh @ h, layer.hidden_norm)
+            i, f, g, o = gates.chunk(4)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * normalised(c, layer.cell_norm).tanh()
+            torch.testing.assert_close(outputs[time, column], h)
+
+
+def test_dropout_is_on_the_embedding_and_in_training_only() -> None:
+    model = make(input_dropout=0.5)
+    inputs = words()
+    assert not torch.equal(model.features(inputs)[0], model.features(inputs)[0])
+    model.eval()
+    assert torch.equal(model.features(inputs)[0], model.features(inputs)[0])
+    certain = make(input_dropout=1.0)
+    torch.testing.assert_close(certain.features(inputs)[0][:, 0], certain.features(inputs.flip(1))[0][:, 0])
+
+
+def test_bfloat16_is_near_float32_and_has_float32_gradients() -> None:
+    torch.manual_seed(1)
+    exact = make()
+    torch.manual_seed(1)
+    rounded = make(precision=torch.bfloat16)
+    batch = words(20, 8)
+    one, other = exact(batch[:-1], batch[1:]), rounded(batch[:-1], batch[1:])
+    assert rounded.features(batch)[0].dtype == torch.bfloat16
+    torch.testing.assert_close(other.float(), one, rtol=0.01, atol=0)
+    other.backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in rounded.parameters())
+
+
+def test_only_a_memorizing_model_gives_the_head_something_to_remember() -> None:
+    for memorizes in (True, False):
+        model = make(memorizes=memorizes)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.head.attach(optimizer)
+        batch = words()
+        model(batch[:-1], batch[1:]).backward()
+        optimizer.step()
+        assert int(model.head.counts.sum()) == (batch[1:].numel() if memorizes else 0)

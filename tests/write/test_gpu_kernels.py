@@ -1,0 +1,314 @@
+"""The write's kernels against the write in torch's operations and against the paper's loops.
+
+Where there is no GPU, Triton's interpreter runs them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hebbian_softmax import (
+    ConstantRate,
+    Euclidean,
+    HebbianSoftmax,
+    InclusiveRate,
+    InnerProduct,
+    InverseCountRate,
+    PaperRate,
+)
+from hebbian_softmax.attach.activations import Activations
+from hebbian_softmax.write.gpu import device as hardware
+from hebbian_softmax.write.gpu import rows as device_write
+from hebbian_softmax.write.in_torch import class_sums, write_batch
+from tests.interpreter import compile_apart, interpreted, quiet
+from tests.oracle import IGNORED, Oracle
+
+pytestmark = quiet
+FEATURES, CLASSES = 13, 11
+
+
+@pytest.fixture(params=[pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cpu":
+        monkeypatch.setattr(hardware, "on_gpu", lambda tensor: True)
+    return request.param
+
+
+def head_of(device: str, **options: object) -> HebbianSoftmax:
+    return HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.2, "limit": 6, "device": device} | options))
+
+
+def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.float32) -> Activations:
+    """Zipf-like labels, activations with a common part."""
+    h, y = torch.randn(n, FEATURES) + 0.5, (torch.rand(n) ** 2 * top).long()
+    return Activations(h.to(device, dtype), y.to(device))
+
+
+def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    twin = copy.deepcopy(head)
+    for calls in batches:
+        assert hardware.suits(head, head.weight)
+        device_write.write(head, calls, head.weight)
+        with torch.no_grad():
+            write_batch(twin, class_sums(twin, calls), twin.weight, None)
+        for name, expected in twin.state_dict().items():
+            found = head.state_dict()[name]
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def scaled(counts: Tensor, n: Tensor) -> Tensor:
+    return n / (counts + n + 1.0)
+
+
+def alike(counts: Tensor, n: Tensor) -> Tensor:
+    return torch.tensor(0.3, device=counts.device).expand_as(counts)
+
+
+class Halved(PaperRate):
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        return super().__call__(counts, n) / 2
+
+
+class Doubled(Euclidean):
+    def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
+        return 2 * h
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "default": {},
+    "literal": {"scale": 1.0, "center": False},
+    "scaled": {"scale": -0.5},
+    "match, not centred": {"center": False},
+    "ball": {"objective": Euclidean(0.7)},
+    "sphere": {"objective": InnerProduct(3.0)},
+    "inclusive": {"rate": InclusiveRate(0.3, 9)},
+    "constant": {"rate": ConstantRate(0.3)},
+    "constant, limited": {"rate": ConstantRate(1, 4)},
+    "inverse": {"rate": InverseCountRate()},
+    "inverse, limited": {"rate": InverseCountRate(5)},
+    "callable": {"rate": scaled},
+    "callable, expanded": {"rate": alike},
+    "paper's, changed": {"rate": Halved(0.2, 6)},
+    "never": {"limit": 0},
+    "ignore a class": {"ignore_index": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
+    sizes = (1, 24, 7, 30)
+    compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
+
+
+def test_all_targets_equal(device: str) -> None:
+    call = batch(device, 40)
+    call.targets.fill_(3)
+    compare(head_of(device), [[call], [call]])
+
+
+@pytest.mark.parametrize("lengths", [(64,), (63, 65), (1, 128, 3), (130, 0, 200), (100, 28, 64, 64)])
+def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -> None:
+    call = batch(device, sum(lengths))
+    call.targets.copy_(torch.repeat_interleave(torch.tensor(lengths))[torch.randperm(sum(lengths))])
+    compare(head_of(device, limit=150), [[call], [call]])
+
+
+@pytest.mark.parametrize("classes", [2**15, 2**15 + 1])
+def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None:
+    head = HebbianSoftmax(2, classes, gamma=0.2, limit=6, device=device, scale=1.0)
+    last = torch.tensor([classes - 1, 0, classes - 1, IGNORED, 5], device=device)
+    compare(head, [[Activations(torch.randn(5, 2, device=device), last)]])
+
+
+@pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off", "ignore", "reset"])
+def test_what_was_seen_while_copying_holds_at_the_step(
+    between: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or is looked at again, where something that it depends on has changed since."""
+    kernels, plain = head_of(device), head_of(device)
+    plain.load_state_dict(kernels.state_dict())
+    calls = [batch(device, n) for n in (20, 9, 14)]
+    for head in (kernels, plain):
+        if head is plain:
+            monkeypatch.setattr(hardware, "on_gpu", lambda tensor: False)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        head.attach(optimizer)
+        for call in calls:
+            h = call.h.clone()
+            head.loss(h, call.targets).backward()
+            if between == "memorize":
+                head.memorize(calls[0].h, calls[0].targets)
+            elif between == "accumulate":
+                head.loss(2 * h, call.targets).backward()
+            elif between == "change h":
+                h.zero_()
+            elif between == "off":
+                head.center = not head.center
+            elif between == "ignore":
+                head.ignore_index = int(call.targets[0])
+            elif between == "reset":
+                head.running.reset()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, expected in plain.state_dict().items():
+        torch.testing.assert_close(kernels.state_dict()[name], expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
+def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
+    head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)
+    device_write.write(head, [call], head.weight)
+    before = copy.deepcopy(head.state_dict())
+    nothing.targets.fill_(label)
+    device_write.write(head, [nothing], head.weight)
+    device_write.write(head, [batch(device, 0)], head.weight)
+    for key, value in head.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_some_left_out(device: str) -> None:
+    calls = [batch(device, 12) for _ in range(4)]
+    for index, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        calls[index].h[index, 4] = value
+    calls[2].targets[5:9] = IGNORED
+    calls[3].h.fill_(torch.nan)
+    head = head_of(device)
+    compare(head, [[call] for call in calls])
+    assert int(head.nonfinite_count) == 3 + 12
+
+
+def test_several_calls_and_dtypes_are_one_batch(device: str) -> None:
+    calls = [batch(device, 5), batch(device, 0), batch(device, 9, dtype=torch.float16), batch(device, 1)]
+    whole = Activations(torch.cat([call.h.float() for call in calls]), torch.cat([call.targets for call in calls]))
+    head = head_of(device)
+    twin = copy.deepcopy(head)
+    compare(head, [calls])
+    device_write.write(twin, [whole], twin.weight)
+    assert torch.equal(head.weight, twin.weight)
+
+
+def test_memorizing_false_counts_only(device: str) -> None:
+    head = head_of(device)
+    head.memorizing = False
+    before = head.weight.detach().clone()
+    compare(head, [[batch(device, 20)], [batch(device, 20)]])
+    assert torch.equal(head.weight, before)
+    assert int(head.counts.sum()) == 40
+
+
+def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later(device: str) -> None:
+    head = head_of(device)
+    head.counts[2:9] = 3
+    compare(head, [[batch(device, 3)], [batch(device, 20)], [batch(device, 6)]])
+    assert head.running.batches.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("batches", [98, 99, 100, 500])
+def test_running_values_forget(batches: int, device: str) -> None:
+    head = head_of(device)
+    head.counts[2:9] = 3
+    head.running.batches.fill_(batches)
+    head.running.norms.fill_(2.0)
+    compare(head, [[batch(device, 20)] for _ in range(3)])
+
+
+@pytest.mark.parametrize("features", [1, 8, 300])
+def test_widths(features: int, device: str) -> None:
+    head = HebbianSoftmax(features, 5, gamma=0.2, limit=6, device=device)
+    calls = [[Activations(torch.randn(9, features).to(device), torch.randint(5, (9,)).to(device))] for _ in range(2)]
+    compare(head, calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_weights_are_rounded_once(dtype: torch.dtype, device: str) -> None:
+    calls = [[batch(device, 20, dtype=dtype)] for _ in range(3)]
+    compare(head_of(device, dtype=dtype), calls, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
+    head, call = head_of(device, dtype=torch.float16, scale=1.0, center=False), batch(device, 3)
+    call.h[1] = 1e6
+    call.targets.copy_(torch.tensor([1, 2, 3]))
+    old = head.weight.detach().clone()
+    compare(head, [[call]], rtol=1e-3)
+    assert torch.equal(head.weight[2], old[2])
+    assert not torch.equal(head.weight[1], old[1])
+
+
+def test_the_papers_loops(device: str) -> None:
+    head, oracle = head_of(device, scale=1.0, center=False), Oracle(CLASSES, 0.2, 6)
+    for n in (6, 20, 1, 13):
+        call = batch(device, n)
+        call.targets[0] = IGNORED
+        expected = oracle.update(head.weight.detach().cpu(), call.h.cpu(), call.targets.cpu())
+        device_write.write(head, [call], head.weight)
+        torch.testing.assert_close(head.weight.detach().cpu(), expected, rtol=2e-5, atol=1e-6)
+    assert head.counts.tolist() == oracle.counts
+
+
+@pytest.mark.parametrize("rate", [PaperRate(0.1, 50), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)])
+def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+    head = head_of(device, rate=rate)
+    head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
+    y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
+    runs = device_write.find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
+    starts = runs.n > 0
+    assert runs.n[starts].sum() == len(y)
+    assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())
+
+
+def test_the_same_input_gives_the_same_bits(device: str) -> None:
+    head, calls = head_of(device), [batch(device, 30), batch(device, 30)]
+    twin = copy.deepcopy(head)
+    for each in (head, twin):
+        device_write.write(each, calls, each.weight)
+    for key, value in head.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[key]), key
+
+
+def test_autograd_sees_the_change(device: str) -> None:
+    head = head_of(device)
+    product = (torch.randn(3, FEATURES, device=device, requires_grad=True) @ head.weight.T).sum()
+    device_write.write(head, [batch(device, 9)], head.weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+@pytest.mark.parametrize("at", [None, 0, 1500, 4999])
+@pytest.mark.parametrize("value", [1e-30, torch.nan])
+def test_any_nonzero(at: int | None, value: float, device: str) -> None:
+    grad = torch.zeros(50, 100, device=device)
+    if at is not None:
+        grad.view(-1)[at] = value
+    found = hardware.any_nonzero(grad)
+    assert found.dtype == torch.bool
+    assert bool(found) == bool(grad.any())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": torch.float64},
+        {"in_features": 16_385},
+        {"objective": "svm"},
+        {"objective": Doubled()},
+        {"objective": lambda h, rows, classes, weight: h},
+    ],
+)
+def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
+    head = HebbianSoftmax(**({"in_features": 4, "num_classes": 5, "gamma": 0.2, "limit": 6} | change))
+    assert not hardware.suits(head, head.weight)
+    assert not device_write.applies(head, [], head.weight)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Also without one. In a process of its own, since Triton may be interpreted in this one."""
+    compile_apart("write/compile_kernels.py", tmp_path)
