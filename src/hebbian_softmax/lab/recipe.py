@@ -4,7 +4,7 @@ import argparse
 import shlex
 import signal
 import textwrap
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,32 @@ from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
-from hebbian_softmax.lab.report.tables import as_text
+from hebbian_softmax.lab.report.tables import Table, as_text
 
 LATEST = "the newest unfinished run"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """An experiment. `carry_out(run, settings, quiet)` trains in the run folder, resuming what it finds there,
-    and returns the result and the images of its figures by file name."""
+class Recipe(ABC):
+    """An experiment as a command: `hebbian VERB NAME`."""
 
     verb: str  # the first word of the command: compare, train, …
     name: str  # the second
     help: str
     description: str
     settings: type
-    carry_out: Callable[[Run, Any, bool], tuple[Result, dict[str, bytes]]]
+
+    @abstractmethod
+    def perform(self, run: Run, settings: Any, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        """Train in the run folder, going on from what is there; return the result and its images by file name."""
+
+    def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
+        """Draw the figures of a finished run from its numbers alone, where the experiment can."""
+        return {}
+
+    def tables_so_far(self, run: Run) -> list[Table]:
+        """Return the tables of a run that is not finished, where the experiment has any."""
+        return []
 
     @property
     def command(self) -> str:
@@ -72,7 +82,7 @@ class Recipe:
             with run.held():
                 result = load_result(run)
                 if result is None:
-                    result, images = self.carry_out(run, settings, arguments.quiet)
+                    result, images = self.perform(run, settings, arguments.quiet)
                     save_result(run, result, images)
                 refresh_page(run)
         except LabError:

@@ -4,19 +4,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run, open_run, to_json
-from hebbian_softmax.lab.language.report.words import Beside, compare_words
+from hebbian_softmax.lab.language.report.words import compare_words
+from hebbian_softmax.lab.recipe import Recipe
 from hebbian_softmax.lab.report.page import write_page
-from hebbian_softmax.lab.report.result import Result, load_result
+from hebbian_softmax.lab.report.result import Beside, Result, load_result
 from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
-
-if TYPE_CHECKING:
-    from hebbian_softmax.lab.language.experiments.presentation import WordRecipe
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -95,28 +92,26 @@ def write_files(runs: Sequence[Run], results: Sequence[Result | None], beside: B
     say(f"Page: {page}")
 
 
-def word_recipe(run: Run) -> "WordRecipe | None":
-    """The recipe of many language models that a run is of, if it is of one."""
+def recipe_of(run: Run) -> Recipe | None:
+    """Return the experiment that a run is of, if this version has it."""
     from hebbian_softmax.lab.experiments import RECIPES
-    from hebbian_softmax.lab.language.experiments.presentation import WordRecipe
 
-    recipe = next((each for each in RECIPES if each.command == run.command), None)
-    return recipe if isinstance(recipe, WordRecipe) else None
+    return next((each for each in RECIPES if each.command == run.command), None)
 
 
 def so_far(run: Run) -> list[Table]:
-    """The tables of a sweep or a reproduction that is not finished."""
-    recipe = word_recipe(run)
+    """Return the tables of a run that is not finished."""
+    recipe = recipe_of(run)
     return [] if recipe is None else recipe.tables_so_far(run)
 
 
 def draw_missing(run: Run, result: Result | None) -> None:
     """Figures that did not travel with result.json are drawn again from its numbers, where it has them all."""
-    recipe = word_recipe(run)
+    recipe = recipe_of(run)
     if result is None or recipe is None:
         return
     if missing := [figure.file for figure in result.figures if not (run.path / figure.file).exists()]:
-        images = recipe.images_of(run, result)
+        images = recipe.figures_again(run, result)
         for name in missing:
             if name in images:
                 write_atomic(run.path / name, images[name])

@@ -12,7 +12,8 @@ import torch
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import corpus
-from hebbian_softmax.lab.data.corpus import Corpus, bucket_of, load_corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.data.buckets import bucket_of
+from hebbian_softmax.lab.data.corpus import Corpus, load_corpus, open_corpus, write_corpus
 from tests.lab.base.test_files import file_size_limit, names
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from hebbian_softmax.lab.base.seeds import derive_seed
+from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images import learner as module
 from hebbian_softmax.lab.images.augment import augment
 from hebbian_softmax.lab.images.convnet import convnet
-from hebbian_softmax.lab.images.curriculum import History, mean_and_spread
+from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.fleet import Eager
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.variants import beyond

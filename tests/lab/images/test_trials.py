@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.images import trials as module
 from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.fleet import Eager, Graphed, start
 from hebbian_softmax.lab.images.learner import Learner, Method
-from hebbian_softmax.lab.images.trials import OutOfTimeError, Store, Trial, run_trials
+from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
 from tests.lab.images.toyset import toy_set
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.evaluation import measure, perplexity, score, stream, text_of, word_losses
 from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.model.lstm import WordLSTM

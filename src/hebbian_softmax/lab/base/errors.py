@@ -13,6 +13,10 @@ class LabError(Exception):
     """
 
 
+class OutOfTimeError(Exception):
+    """The time budget of a run is used up. Everything that was finished before is stored."""
+
+
 class Terminated(BaseException):
     """SIGTERM came. Like KeyboardInterrupt it is no error, so that `except Exception` lets it pass."""
 

@@ -18,11 +18,16 @@ from typing import Any
 METAVARS = {int: "N", float: "NUMBER"}
 
 
-def setting(default: Any, help: str, parse: Callable[[str], Any], later: bool = False) -> Any:
-    """A field of a settings dataclass: `parse` turns the option's text into a value or refuses it.
+def setting(default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False) -> Any:
+    """Declare a field of a settings dataclass.
 
-    `later`: runs were begun before there was this setting. They go on with its default, so that is to be what they did.
+    `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: its
+    options are `--name` and `--no-name`. Set `later` on a setting that older runs do not have: they go on with its
+    default, so the default must be what they did.
     """
+    if isinstance(default, bool):
+        parse = boolean
+    assert parse is not None, "only a setting that is True or False can do without parse"
     return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "later": later})
 
 
@@ -30,9 +35,17 @@ def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
     """Give a parser, or a group in it, one option for each field."""
     for field in dataclasses.fields(settings):
         # Where the default is empty, the help text itself says what that means.
-        default = f" (default: {field.default})" if field.default != "" else ""
+        default = f" (default: {_as_text(field.default)})" if field.default != "" else ""
+        if isinstance(field.default, bool):
+            parser.add_argument(
+                option_name(field.name),
+                action=argparse.BooleanOptionalAction,
+                default=None,
+                help=f"{field.metadata['help']}{default}".replace("%", "%%"),
+            )
+            continue
         parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
+            option_name(field.name),
             type=field.metadata["parse"],
             metavar=METAVARS.get(type(field.default), "TEXT"),
             help=f"{field.metadata['help']}{default}".replace("%", "%%"),
@@ -65,8 +78,31 @@ def as_options(settings: Any) -> list[str]:
     words = []
     for field in dataclasses.fields(settings):
         if (value := getattr(settings, field.name)) != field.default:
-            words += [f"--{field.name.replace('_', '-')}", str(value)]
+            words += (
+                [option_name(field.name, value)] if isinstance(value, bool) else [option_name(field.name), str(value)]
+            )
     return words
+
+
+def option_name(field: str, value: bool = True) -> str:
+    """Return the option of a field, or the one that turns it off.
+
+    >>> option_name("layer_norm"), option_name("tied", False)
+    ('--layer-norm', '--no-tied')
+    """
+    return ("--" if value else "--no-") + field.replace("_", "-")
+
+
+def _as_text(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def boolean(text: str) -> bool:
+    """Parse yes, no, true or false."""
+    values = {"yes": True, "true": True, "no": False, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"must be yes or no, not {text!r}")
+    return values[text.lower()]
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.runs import Run
@@ -55,6 +55,7 @@ def train(
     steps: int,
     evaluate_every: int,
     checkpoint_seconds: float = 60.0,
+    deadline: float | None = None,
     label: str = "training",
     quiet: bool = False,
     show: Callable[..., Progress] = Progress,
@@ -63,8 +64,10 @@ def train(
     """Train `task` up to step `steps`, from the run's checkpoint if it has one; the value is the seconds it took.
 
     A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
-    Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A loss that is not finite raises and leaves
-    the checkpoint from before it in place. `show` makes the progress; `logged` is called with each record of the log.
+    Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A `deadline` (a value of `time.monotonic()`) that
+    passes before the last step saves a checkpoint and raises `OutOfTimeError`. A loss that is not finite raises and
+    leaves the checkpoint from before it in place. `show` makes the progress; `logged` is called with each record of
+    the log.
 
     In a process group every rank calls this. The task makes their steps and losses equal; the first rank writes.
     """
@@ -94,10 +97,14 @@ def train(
                         logged(record)
                 losses = RunningMeans()
 
-            stop, save, look = ranks.any(
-                bool(received), time.monotonic() - saved_at >= checkpoint_seconds, progress.due()
+            now = time.monotonic()
+            stop, late, save, look = ranks.any(
+                bool(received),
+                deadline is not None and now > deadline and step < steps,
+                now - saved_at >= checkpoint_seconds,
+                progress.due(),
             )
-            if stop or save or step == steps:
+            if stop or late or save or step == steps:
                 finite(losses, step, saved_step)
                 checkpoint = {
                     "step": step,
@@ -116,6 +123,9 @@ def train(
             if stop:
                 progress.update(step)
                 raise Interrupted(run, step, received[0] if received else signal.SIGTERM)
+            if late:
+                progress.update(step)
+                raise OutOfTimeError(f"the time was up after step {step}")
 
             if look:  # reading the losses waits for the device, so not every step
                 progress.update(step, {**metrics, **finite(losses, step, saved_step)})

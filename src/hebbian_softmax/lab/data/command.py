@@ -8,17 +8,8 @@ from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import format_bytes
 from hebbian_softmax.lab.base.settings import integer
-from hebbian_softmax.lab.data.corpus import (
-    BUCKETS,
-    SPLITS,
-    UNK,
-    Corpus,
-    bucket_of,
-    corpora_root,
-    load_corpus,
-    open_corpus,
-    prepared,
-)
+from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
+from hebbian_softmax.lab.data.corpus import SPLITS, UNK, Corpus, corpora_root, load_corpus, open_corpus, prepared
 from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
 from hebbian_softmax.lab.data.known import KNOWN, OWN
 from hebbian_softmax.lab.data.prepare import prepare

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import as_options, choice, integer, multiple, number, setting
@@ -17,7 +18,7 @@ from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.images.bars import Bars
 from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY, History
 from hebbian_softmax.lab.images.data import ImageSet
-from hebbian_softmax.lab.images.fleet import Runner, Threads, choose_device, finish_all, start
+from hebbian_softmax.lab.images.fleet import Runner, Threads, finish_all, start
 from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.omniglot import load_omniglot
@@ -117,7 +118,7 @@ class Comparison:
             self.histories[name].load_state_dict(state[name]["history"])
 
 
-def carry_out(name: str, run: Run, settings: GlyphsSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+def compare(name: str, run: Run, settings: GlyphsSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """Train both, then compare them."""
     device = choose_device(settings.device)
     data = load(name, settings, quiet)
@@ -205,8 +206,15 @@ def suggest(name: str, settings: GlyphsSettings) -> list[str]:
     return [*commands, "hebbian compare longtail  # rare classes instead of new ones"]
 
 
+class Comparing(Recipe):
+    """`hebbian compare glyphs` and `hebbian compare omniglot`."""
+
+    def perform(self, run: Run, settings: GlyphsSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        return compare(self.name, run, settings, quiet)
+
+
 def recipe(name: str, settings: type, help: str) -> Recipe:
-    return Recipe(
+    return Comparing(
         verb="compare",
         name=name,
         help=help,
@@ -216,7 +224,6 @@ def recipe(name: str, settings: type, help: str) -> Recipe:
             "who gets further in the same number of steps?"
         ),
         settings=settings,
-        carry_out=partial(carry_out, name),
     )
 
 

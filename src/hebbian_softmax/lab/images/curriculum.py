@@ -1,6 +1,5 @@
 """The curriculum of section 4.1: more classes whenever those so far are known well enough, and its history."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,15 +64,3 @@ class History:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.start = state["start"]
         self.accuracy, self.classes = list(state["accuracy"]), list(state["classes"])
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and the standard deviation over seeds, 0 for a single one.
-
-    >>> mean_and_spread([1, 2, 3])
-    (2.0, 1.0)
-    """
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5

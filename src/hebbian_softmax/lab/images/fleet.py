@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.console import say
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.errors import reason
 from hebbian_softmax.lab.images.curriculum import ADDED
 from hebbian_softmax.lab.images.learner import Learner
 
@@ -218,15 +218,6 @@ class Threads:
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """`work(item)` for each item, in their order."""
         return list(map(work, items) if self._pool is None else self._pool.map(work, items))
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a setting: `auto` takes a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise LabError("device is cuda, but torch finds no CUDA device: use --device cpu")
-    return torch.device(name)
 
 
 def finish_all(runners: Sequence[Runner]) -> None:

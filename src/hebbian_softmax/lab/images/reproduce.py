@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hebbian_softmax.lab.base.console import program
-from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.base.runs import Run, to_json
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images import variants
 from hebbian_softmax.lab.images.compare import NAMES
-from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History, mean_and_spread
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.images.learner import Method
 from hebbian_softmax.lab.images.omniglot import load_omniglot
 from hebbian_softmax.lab.images.tables import (
@@ -34,7 +35,7 @@ from hebbian_softmax.lab.images.tables import (
     tabulate_milestones,
     tabulate_reached,
 )
-from hebbian_softmax.lab.images.trials import OutOfTimeError, Store, Trial, run_trials
+from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
 from hebbian_softmax.lab.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -84,7 +85,7 @@ Do = Callable[[str, Sequence[Trial]], dict[Trial, History]]
 """Carries out the trials of a part, or finds them stored."""
 
 
-def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+def reproduce(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """All parts that are wanted, then their tables and figures."""
     data = load_omniglot(settings.data_root or None, quiet=quiet)
     store = Store(run.path / "trials")
@@ -239,7 +240,14 @@ def compare(groups: Mapping[str, Sequence[History]], settings: Settings) -> tupl
     )
 
 
-RECIPE = Recipe(
+class Reproducing(Recipe):
+    """`hebbian reproduce omniglot`."""
+
+    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        return reproduce(run, settings, quiet)
+
+
+RECIPE = Reproducing(
     verb="reproduce",
     name="omniglot",
     help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
@@ -249,5 +257,4 @@ RECIPE = Recipe(
         "run goes on with --resume, finished trials are kept."
     ),
     settings=Settings,
-    carry_out=carry_out,
 )

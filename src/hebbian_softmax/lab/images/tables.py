@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History, mean_and_spread
+from hebbian_softmax.lab.base.statistics import mean_and_spread
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 from hebbian_softmax.lab.report.tables import Cell, Table
 

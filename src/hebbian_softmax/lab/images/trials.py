@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.devices import choose_device
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.runs import to_json
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.images.data import ImageSet
-from hebbian_softmax.lab.images.fleet import Runner, Threads, choose_device, start
+from hebbian_softmax.lab.images.fleet import Runner, Threads, start
 from hebbian_softmax.lab.images.learner import Learner, Method
 
 
@@ -74,10 +75,6 @@ class Store:
     def records(self) -> list[dict[str, Any]]:
         """All of them, as they are in their files."""
         return [json.loads(path.read_bytes()) for path in sorted(self.folder.glob("*.json"))]
-
-
-class OutOfTimeError(Exception):
-    """The budget was used up; what is stored stays."""
 
 
 @dataclass(eq=False)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 
-from hebbian_softmax.lab.images.curriculum import History, mean_and_spread
+from hebbian_softmax.lab.base.statistics import mean_and_spread
+from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.learner import Method
 
 PAPER_RATE = 8e-3

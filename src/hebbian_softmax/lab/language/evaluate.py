@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
+from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import open_run, to_json
 from hebbian_softmax.lab.base.settings import choice, integer
-from hebbian_softmax.lab.images.fleet import choose_device
 from hebbian_softmax.lab.language.memories.command import FILE, evaluate_memories
 from hebbian_softmax.lab.language.memories.options import add_memory_options, check_options, grids_of, memories_of
 from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file

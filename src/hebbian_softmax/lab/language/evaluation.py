@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus, bucket_of
+from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
+from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.model.lstm import State, WordLSTM
 
 CHUNK = 4096  # predictions at a time

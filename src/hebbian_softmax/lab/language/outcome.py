@@ -10,7 +10,8 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
+from hebbian_softmax.lab.data.buckets import BUCKETS
+from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import Score, measure
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.report.curves import draw_curves

@@ -135,7 +135,7 @@ class Comparison:
             contender.load_state_dict(state[name])
 
 
-def carry_out(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+def train_and_compare(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """Train both, then compare them."""
     comparison = Comparison(settings)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
@@ -253,7 +253,14 @@ def draw(records: list[dict[str, Any]]) -> bytes:
     return line_figure(panels, x_label="training steps", y_label="test accuracy in %")
 
 
-RECIPE = Recipe(
+class Comparing(Recipe):
+    """`hebbian compare longtail`."""
+
+    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        return train_and_compare(run, settings, quiet)
+
+
+RECIPE = Comparing(
     verb="compare",
     name="longtail",
     help="a synthetic task with many rare classes; no download, about a minute",
@@ -262,5 +269,4 @@ RECIPE = Recipe(
         "frequencies follow Zipf's law, and compares their test accuracy by class frequency."
     ),
     settings=Settings,
-    carry_out=carry_out,
 )

@@ -72,3 +72,13 @@ def _check(result: Result) -> None:
         raise TypeError("the metrics or the next steps are of another type")
     if any(figure.file != Path(figure.file).name for figure in result.figures):
         raise ValueError("a figure is outside the run folder")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Tables and figures that set several runs, or several models of one run, beside each other."""
+
+    tables: Sequence[Table]
+    images: Mapping[str, tuple[str, bytes]]
+    """The caption and the PNG of each figure, by file name."""
+    notes: Sequence[str]

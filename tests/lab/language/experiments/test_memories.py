@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.experiments.memories import GRIDS, MemorySettings, grids_of
 from hebbian_softmax.lab.language.experiments.memory_tables import chosen_tables, memory_tables
 from hebbian_softmax.lab.language.experiments.presentation import summarize

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hebbian_softmax.lab.base.runs import open_run
-from hebbian_softmax.lab.data.corpus import BUCKETS, bucket_of, open_corpus, write_corpus
+from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
+from hebbian_softmax.lab.data.corpus import open_corpus, write_corpus
 from hebbian_softmax.lab.language.experiments.paper_numbers import FREQUENCY_TABLE, WIKITEXT_TABLE, paper_rows
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
 from tests import SHARED

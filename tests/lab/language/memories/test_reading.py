@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.memories import reading as module
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories, mixture, read_parts

@@ -11,14 +11,12 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from hebbian_softmax.lab.base.console import program
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.images.trials import OutOfTimeError
 from hebbian_softmax.lab.language.experiments.trials import FOLDER, Bench, Measure, Outcome, Trial, WordSets
 from hebbian_softmax.lab.language.experiments.tuning import PLAIN, Rule, by_title, tabulate_settings, tabulate_tuning
 from hebbian_softmax.lab.language.report.curves import BANDS, CAPTION, draw_curves
@@ -63,7 +61,10 @@ class Experiment:
 class WordRecipe(Recipe):
     """A recipe whose tables and figures can be made again from its result."""
 
-    present: Callable[[Sequence[Outcome]], Presented]
+    experiment: Experiment
+
+    def perform(self, run: Run, settings: Any, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        return carry_out(self.experiment, run, settings, quiet)
 
     def execute(self, arguments: argparse.Namespace) -> int:
         """Start or resume it, in one process: each of several would do all trials over again."""
@@ -71,11 +72,11 @@ class WordRecipe(Recipe):
             raise LabError(f"hebbian {self.command} trains in one process: start it without torchrun")
         return super().execute(arguments)
 
-    def images_of(self, run: Run, result: Result) -> dict[str, bytes]:
+    def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
         """The figures, drawn again from the numbers of a finished run."""
         try:
             outcomes = [Outcome(**trial) for trial in result.metrics["trials"]]
-            return {name: image for name, (_, image) in self.present(outcomes).images.items()}
+            return {name: image for name, (_, image) in self.experiment.present(outcomes).images.items()}
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise LabError(
                 f"{run.path / 'result.json'} lacks what its figures are drawn from ({reason(error)})"
@@ -86,7 +87,7 @@ class WordRecipe(Recipe):
         whole = whole_seeds(stored_outcomes(run))
         if PLAIN not in by_title(whole, "final"):
             return []
-        return [replace(table, title=f"Not finished: {table.title}") for table in self.present(whole).tables]
+        return [replace(table, title=f"Not finished: {table.title}") for table in self.experiment.present(whole).tables]
 
 
 def stored_outcomes(run: Run) -> list[Outcome]:
@@ -112,7 +113,7 @@ def whole_seeds(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def make_recipe(experiment: Experiment, *, help: str, description: str, settings: type) -> WordRecipe:
     verb, _, name = experiment.command.partition(" ")
-    return WordRecipe(verb, name, help, description, settings, partial(carry_out, experiment), experiment.present)
+    return WordRecipe(verb, name, help, description, settings, experiment)
 
 
 def carry_out(experiment: Experiment, run: Run, settings: Any, quiet: bool) -> tuple[Result, dict[str, bytes]]:

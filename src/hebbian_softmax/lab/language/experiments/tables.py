@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.experiments.paper_numbers import paper_rows
 from hebbian_softmax.lab.language.experiments.presentation import perplexities
 from hebbian_softmax.lab.language.experiments.trials import Outcome

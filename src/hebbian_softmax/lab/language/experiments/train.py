@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
-from hebbian_softmax.lab.images.fleet import choose_device
 from hebbian_softmax.lab.language.board import board
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import Score
@@ -36,7 +36,7 @@ from hebbian_softmax.lab.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 
 
-def carry_out(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
     """Settle the number of steps, train, measure."""
     began = time.monotonic()
     device = choose_device(settings.device)
@@ -145,6 +145,9 @@ class WordsRecipe(Recipe):
         with joined(arguments.device or "auto") as ranks:
             return super().execute(arguments) if ranks.first else self._follow(ranks)
 
+    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        return train_and_measure(self.name, run, settings, quiet)
+
     def folder_name(self, settings: Any) -> str:
         """The corpus's, which for one's own is its name or that of its folder, whatever the name is linked to here."""
         return Path(os.path.abspath(settings.corpus)).name or self.name if self.name == FOLDER else self.name
@@ -170,7 +173,7 @@ class WordsRecipe(Recipe):
         run = open_run(Path(path))
         if load_result(run) is None:
             try:
-                self.carry_out(run, from_values(self.settings, run.settings), True)
+                self.perform(run, from_values(self.settings, run.settings), True)
             except Interrupted as stop:
                 return 128 + stop.signum
         return 0
@@ -187,7 +190,6 @@ RECIPES = [
         help=help,
         description=f"{what} {re.split('[;:]', help)[0]}. See docs/language-models.md.",
         settings=settings_type(verb, name),
-        carry_out=partial(carry_out, name),
     )
     for verb, what in WHAT.items()
     for name, help in CORPORA.items()

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.devices import choose_device
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
 from hebbian_softmax.lab.base.training import Interrupted, first_nonfinite, train
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.images.fleet import choose_device
-from hebbian_softmax.lab.images.trials import OutOfTimeError
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import perplexity
 from hebbian_softmax.lab.language.model.lstm import WordLSTM

@@ -7,7 +7,8 @@ from typing import Any
 
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run, to_json
-from hebbian_softmax.lab.data.corpus import BUCKETS, Corpus
+from hebbian_softmax.lab.data.buckets import BUCKETS
+from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import text_of
 from hebbian_softmax.lab.language.memories.grid import Point
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories

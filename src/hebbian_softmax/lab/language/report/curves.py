@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hebbian_softmax.lab.data.corpus import BUCKETS
-from hebbian_softmax.lab.images.curriculum import mean_and_spread
+from hebbian_softmax.lab.base.statistics import mean_and_spread
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 
 Log = Sequence[Mapping[str, Any]]

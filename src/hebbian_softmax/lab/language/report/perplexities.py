@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from hebbian_softmax.lab.images.curriculum import mean_and_spread
+from hebbian_softmax.lab.base.statistics import mean_and_spread
 
 NOT_FINITE = "not finite"
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.data.corpus import BUCKETS
+from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.outcome import NAMES, TEXTS
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.report.gains import Changes, changes_of, tabulate_changes, vocabulary_of
 from hebbian_softmax.lab.language.source import CORPORA
+from hebbian_softmax.lab.report.result import Beside
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 HEADS = {"train": ("",), "compare": ("plain_", "hebbian_")}
@@ -41,16 +42,6 @@ class Model:
             if split in scores:
                 return {**scores[split], "streams": found.get("streams", 1)}
         return None
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What several models, in one run or in several, say beside each other."""
-
-    tables: Sequence[Table]
-    images: Mapping[str, tuple[str, bytes]]
-    """By file name: the caption and the PNG."""
-    notes: Sequence[str]
 
 
 def models_of(runs: Sequence[Run]) -> list[Model]:
