@@ -1,13 +1,11 @@
-"""Sentence models of NLTK for tests of English corpora; most tests use a tiny model, which loads at once."""
+"""Files and texts for tests of English corpora, such as a tiny sentence model for NLTK, which loads at once."""
 
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
-from hebbian_softmax.lab.data import tokenise
+from hebbian_softmax.lab.data.corpus import Corpus
 from tests import SHARED
 
 REAL = SHARED / "data"
@@ -45,25 +43,5 @@ def zipped_model() -> bytes:
     return zipped({f"punkt_tab/english/{name}": text for name, text in model_files().items()})
 
 
-@pytest.fixture
-def english(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A data root with nothing but the tiny model, which is the only one that NLTK finds."""
-    root = tmp_path_factory.mktemp("data")
-    write_model(root)
-    yield from _found(root, monkeypatch)
-
-
-@pytest.fixture
-def real_english(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The data root with the real corpora and NLTK's own model."""
-    yield from _found(REAL, monkeypatch)
-
-
-def _found(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
-    tokenise.tokeniser.cache_clear()
-    tokenise.find_punkt(root)
-    yield root
-    tokenise.tokeniser.cache_clear()
+def text_of(corpus: Corpus, split: str) -> str:
+    return " ".join(corpus.words[number] for number in corpus.splits[split])

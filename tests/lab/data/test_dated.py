@@ -16,9 +16,7 @@ from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.dated import PART, FileOptions, Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
-from tests.lab.data.english import REAL, english
-
-__all__ = ["english"]
+from tests.lab.data.english import REAL, text_of
 
 ARTICLES: list[dict[str, str | None]] = [
     {"date": "1987-02-01", "title": "OIL UP", "text": "Oil rose.\nIt fell."},
@@ -43,10 +41,6 @@ def lines(articles: list[dict[str, str | None]] = ARTICLES) -> bytes:
 def read(root: Path, kind: type[Any] = Options, **options: object) -> Corpus:
     made = plan(kind(**({"minimum": 1} | options)))
     return prepare(made, data_root=str(root), processes=1, quiet=True)[0]
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress)])

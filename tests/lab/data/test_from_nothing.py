@@ -11,7 +11,6 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.data import tokenise
 from hebbian_softmax.lab.data.command import summary
 from hebbian_softmax.lab.data.corpus import Corpus, open_corpus
 from hebbian_softmax.lab.data.gutenberg import MIRROR, PAUSE, SUSPECT, Options, Splits, collect, plan
@@ -19,7 +18,7 @@ from hebbian_softmax.lab.data.prepare import Plan, prepare
 from hebbian_softmax.lab.data.wikitext import Official
 from hebbian_softmax.lab.data.wikitext import plan as wikitext
 from tests.lab.base.test_files import names
-from tests.lab.data.english import PUNKT, zipped, zipped_model
+from tests.lab.data.english import PUNKT, text_of, zipped, zipped_model
 from tests.lab.data.serving import FileServer, internet
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
@@ -44,18 +43,15 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> Iterator[FileServer]:
+def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_model: None, pauses: list[float]
+) -> Iterator[FileServer]:
     """A world in which this machine has no file, and the server has all of them."""
-    import nltk
-
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(nltk.data, "path", [])
-    tokenise.tokeniser.cache_clear()
     files = {PUNKT: zipped_model(), **{address(number): book(number) for number in EVERY}}
     with internet(files, monkeypatch) as server:
         yield server
-    tokenise.tokeniser.cache_clear()
 
 
 def make(plan: Plan, quiet: bool = True) -> Corpus:
@@ -64,10 +60,6 @@ def make(plan: Plan, quiet: bool = True) -> Corpus:
 
 def gutenberg(mirror: str = MIRROR, books: Splits = BOOKS) -> Plan:
     return plan(Options(mirror=mirror), books)
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])

@@ -11,9 +11,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gigaword import SIZE, Options, choose_articles, paragraphs, plan, read_articles
 from hebbian_softmax.lab.data.prepare import prepare
-from tests.lab.data.english import english
-
-__all__ = ["english"]
+from tests.lab.data.english import text_of
 
 
 def article(agency: str, day: str, number: int, text: str, kind: str = "story") -> str:
@@ -52,10 +50,6 @@ def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def read(root: Path, processes: int = 1, size: int = SIZE, **options: object) -> Corpus:
     made = plan(Options(**options), size)  # type: ignore[arg-type]
     return prepare(made, data_root=str(root), processes=processes, quiet=True)[0]
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 HEAD = "news of afp <eos> paris , jan 1 ( afp ) <eos> "

@@ -14,9 +14,7 @@ from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import Tokeniser
-from tests.lab.data.english import REAL, english, real_english
-
-__all__ = ["english", "real_english"]
+from tests.lab.data.english import REAL, text_of
 
 THIS = b"junk *** START OF THIS PROJECT GUTENBERG EBOOK TITLE *** body *** END OF THIS PROJECT GUTENBERG EBOOK more"
 SMALL = {"train": [5, 4], "valid": [30, 3], "test": [40]}
@@ -99,10 +97,6 @@ def novels(place: Path) -> Path:
 def prepared(root: Path, **options: object) -> Corpus:
     options = {"mirror": "ftp://nowhere/{id}"} | options  # an address that is refused at once
     return prepare(plan(Options(**options), SMALL), data_root=str(root), processes=1, quiet=True)[0]  # type: ignore[arg-type]
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 @pytest.mark.parametrize("form", ["folder", "novels.zip", "novels.tar.xz"])

@@ -15,9 +15,6 @@ from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
-from tests.lab.data.english import english
-
-__all__ = ["english"]
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
 EXPECTED = {

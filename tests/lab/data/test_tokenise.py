@@ -101,19 +101,13 @@ def test_real_news() -> None:
             assert fresh.tokens(text) == literal(text)
 
 
-def test_the_model_is_found_in_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
+def test_the_model_is_found_in_the_data_root(tmp_path: Path, no_model: None) -> None:
     write_model(tmp_path)
     find_punkt(tmp_path)
     assert " ".join(Tokeniser().tokens("Mr. Holmes ran. He fell.")) == "mr. holmes ran . <eos> he fell . <eos>"
 
 
-def test_what_is_missing_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
+def test_what_is_missing_is_downloaded_once(tmp_path: Path, no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with internet({PUNKT: zipped_model()}, monkeypatch) as server:
         find_punkt(tmp_path / "data", quiet=True)
         find_punkt(tmp_path / "data", quiet=True)
@@ -121,10 +115,7 @@ def test_what_is_missing_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.
     assert " ".join(Tokeniser().tokens("Mr. Holmes ran.")) == "mr. holmes ran . <eos>"
 
 
-def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
+def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, no_model: None) -> None:
     write_model(tmp_path)
     (tmp_path / "nltk_data" / MODEL / "collocations.tab").unlink()
     find_punkt(tmp_path)
