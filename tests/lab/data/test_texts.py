@@ -1,4 +1,4 @@
-"""Texts of one's own: where they may lie, how they are cut, and what is refused."""
+"""The corpus of your own texts: where they may be, how they are cut, and what is refused."""
 
 import gzip
 import io
@@ -11,13 +11,10 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.data import own_texts
-from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, load_corpus
-from hebbian_softmax.lab.data.own_texts import Options, plan
+from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
-from tests.lab.data.english import english
-
-__all__ = ["english"]
+from hebbian_softmax.lab.data.registry import load_corpus
+from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
 EXPECTED = {
@@ -37,8 +34,9 @@ def places(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     return {split: str(tmp_path / split) for split in SPLITS}
 
 
-def read(places: dict[str, str], minimum: int = 1, tokens: str = "nltk", name: str = "") -> Corpus:
-    return prepare(plan(Options(**places, minimum=minimum, tokens=tokens)), name=name, processes=1, quiet=True)[0]
+def read(places: dict[str, str], minimum: int = 1, tokens: str = "nltk", name: str = "", part: int = PART) -> Corpus:
+    made = plan(Options(**places, minimum=minimum, tokens=tokens), part)
+    return prepare(made, name=name, processes=1, quiet=True)[0]
 
 
 def texts_of(corpus: Corpus) -> dict[str, str]:
@@ -48,7 +46,7 @@ def texts_of(corpus: Corpus) -> dict[str, str]:
 def test_a_file_for_each_split(places: dict[str, str]) -> None:
     corpus = read(places)
     assert texts_of(corpus) == EXPECTED
-    assert corpus.manifest["notes"]["places"] == places  # the settings have their checksums only
+    assert corpus.manifest["notes"]["places"] == places  # the settings have only the checksums
 
 
 @pytest.mark.parametrize("kind", ["folder", ".zip", ".xz", ".gz", "bom"])
@@ -79,13 +77,10 @@ def test_tokens_between_spaces(places: dict[str, str]) -> None:
     assert found["test"] == "<unk> <unk> <eos>"
 
 
-def test_pieces_change_nothing_where_lines_are_sentences(
-    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither blank ones nor one that begins with what at the beginning of a file would mark its bytes."""
-    monkeypatch.setattr(own_texts, "PART", 2)
+def test_pieces_change_nothing_where_lines_are_sentences(places: dict[str, str]) -> None:
+    """Blank pieces stay, and so does a byte order mark that is not at the beginning of the file."""
     Path(places["train"]).write_text("a\n\n\n\n\ufeffb\n", encoding="utf-8")
-    assert texts_of(read(places, tokens="spaces"))["train"] == "a <eos> <eos> <eos> <eos> \ufeffb <eos>"
+    assert texts_of(read(places, tokens="spaces", part=2))["train"] == "a <eos> <eos> <eos> <eos> \ufeffb <eos>"
 
 
 def test_rare_words_are_unknown(places: dict[str, str]) -> None:
@@ -100,23 +95,19 @@ def test_rare_words_are_unknown(places: dict[str, str]) -> None:
         (False, [b"one two\nthree four\n\n", b"five\n \nsix seven eight\n\n", b"no end\n" * 23]),
     ],
 )
-def test_pieces_end_with_a_paragraph_or_line(
-    by_lines: bool, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where no paragraph ends for long, a line's end will do."""
-    monkeypatch.setattr(own_texts, "PART", 10)
+def test_pieces_end_with_a_paragraph_or_line(by_lines: bool, expected: list[bytes]) -> None:
+    """A piece of a long text without paragraphs ends with a line."""
     text = b"one two\nthree four\n\nfive\n \nsix seven eight\n\n" + b"no end\n" * 40 + b"the last"
-    firsts, parts = zip(*own_texts._cut(io.BytesIO(text), by_lines), strict=True)
+    firsts, parts = zip(*cut(io.BytesIO(text), by_lines, part=10), strict=True)
     assert list(parts[: len(expected)]) == expected
     assert b"".join(parts) == text
     assert list(firsts) == [1 + b"".join(parts[:number]).count(b"\n") for number in range(len(parts))]
 
 
-def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_in_pieces_is_the_text(places: dict[str, str]) -> None:
     Path(places["train"]).write_text("\n\n".join([TEXTS["train"]] * 50))
     whole = texts_of(read(places, name="whole"))
-    monkeypatch.setattr(own_texts, "PART", 64)
-    assert texts_of(read(places, name="pieces")) == whole
+    assert texts_of(read(places, name="pieces", part=64)) == whole
 
 
 @pytest.mark.parametrize(
@@ -131,15 +122,12 @@ def test_a_text_in_pieces_is_the_text(places: dict[str, str], monkeypatch: pytes
         (TEXTS["test"].encode(), "--valid and --test name the same text"),
     ],
 )
-@pytest.mark.parametrize("tokens", own_texts.TOKENS)
-def test_what_is_no_text_is_named(
-    places: dict[str, str], content: bytes, message: str, tokens: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lines are counted from the beginning of the file, in whatever piece they are."""
-    monkeypatch.setattr(own_texts, "PART", 2)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, message: str, tokens: str) -> None:
+    """Lines are counted from the beginning of the file, not of the piece."""
     Path(places["valid"]).write_bytes(content)
     with pytest.raises(LabError, match=message):
-        read(places, tokens=tokens)
+        read(places, tokens=tokens, part=2)
     assert not list(Path(places["valid"]).parent.glob("cache/corpora/texts*"))
 
 
@@ -151,7 +139,7 @@ def test_folders_without_texts_are_not_called_the_same_text(places: dict[str, st
 
 
 def test_a_pipe_is_refused(places: dict[str, str], tmp_path: Path) -> None:
-    """It would be empty at the second reading."""
+    """A pipe would be empty at the second reading."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(LabError, match=r"pipe is a pipe or a device, .*: name a file with --train"):
         plan(Options(**{**places, "train": str(tmp_path / "pipe")}))
@@ -162,7 +150,7 @@ def test_a_zip_with_a_password_is_named(places: dict[str, str], tmp_path: Path) 
     with zipfile.ZipFile(place, "w") as archive:
         archive.writestr("a.txt", "The cat sat.")
     content = bytearray(place.read_bytes())
-    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # the flag of encryption, in both of its places
+    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # set the flag of encryption in both headers
         content[content.index(head) + flags] |= 1
     place.write_bytes(content)
     with pytest.raises(LabError, match=r"texts\.zip cannot be read .*encrypted.*: replace it"):
@@ -193,4 +181,4 @@ def test_the_command(places: dict[str, str], capsys: pytest.CaptureFixture[str])
     assert main(command) == 1
     assert "was prepared with other settings (train)" in capsys.readouterr().err
     assert main(["data", "list"]) == 0
-    assert "any text: files, folders or archives of your own" in capsys.readouterr().out
+    assert "any text: your own files, folders or archives" in capsys.readouterr().out
