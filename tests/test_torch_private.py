@@ -106,6 +106,10 @@ def test_assertions_on_the_device() -> None:
         _torch.assert_on_device(torch.tensor(False), "does not hold")
 
 
+def test_what_the_cpu_multiplies() -> None:
+    assert all(type(_torch.cpu_multiplies(dtype)) is bool for dtype in (torch.bfloat16, torch.float16))
+
+
 def test_a_modules_own_parameters() -> None:
     linear = nn.Linear(2, 3)
     assert _torch.own_parameter(linear, "weight") is linear.weight

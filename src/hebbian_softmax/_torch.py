@@ -108,6 +108,17 @@ def assert_on_device(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def cpu_multiplies(dtype: torch.dtype) -> bool:
+    """Return whether this CPU has instructions for matrix products in ``dtype``, which is bfloat16 or float16.
+
+    Uses ``torch.cpu._is_avx512_bf16_supported`` and ``torch.ops.mkldnn._is_mkldnn_fp16_supported`` (torch 2.11 and
+    2.13).
+    """
+    if dtype == torch.bfloat16:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
 def own_parameter(module: nn.Module, name: str) -> Tensor | None:
     """Return the parameter that ``module`` itself holds as ``name``; None where a parametrization computes it.
 

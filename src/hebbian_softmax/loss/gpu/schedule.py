@@ -1,4 +1,4 @@
-"""How the fused engine divides its work: rows or classes at a time, within a workspace."""
+"""How the GPU's engine divides its work: into chunks of rows or of classes, within a workspace."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from hebbian_softmax.loss.problem import Needs, Problem
 
 TILE_ROWS, TILE_CLASSES, TILE_FEATURES = 128, 256, 64
-"""The tile of logits that one program makes, and how many features it takes at a time."""
+"""The tile of logits that one program computes, and how many features it reads at a time."""
 
 PADDING = 64
 """Classes are padded to a multiple of this."""
 
 _FEWEST_ROWS = 640
 """With fewer rows in a chunk, reading and writing the float32 sum of dW for every chunk (8 bytes an entry) takes longer
-than making the logits twice (2·rows operations an entry), at an H200's 4.3 TB/s and 700 TFLOP/s."""
+than computing the logits twice (2·rows operations an entry), at an H200's 4.3 TB/s and 700 TFLOP/s."""
 
 _MOST_SPLITS = 8
 
 
 def padded(size: int, multiple: int) -> int:
-    """The next multiple.
+    """Return the smallest multiple of ``multiple`` that is at least ``size``.
 
     >>> padded(267_735, 64)
     267776
@@ -31,31 +31,33 @@ def padded(size: int, multiple: int) -> int:
 
 
 def default_workspace(problem: Problem) -> int:
-    """One and a half times the matrix in float32, within 0.45 … 3.6 GB.
+    """Return the bytes of one and a half times the matrix in float32, within 0.45 … 3.6 GB.
 
-    Chunks are then large enough that the sum of dW is read and written a few times only.
+    Chunks are then so large that the sum of dW is read and written only a few times.
     """
     return min(max(6 * problem.weight.numel(), 450_000_000), 3_600_000_000)
 
 
 @dataclass(frozen=True)
 class Schedule:
+    """The sizes of the chunks."""
+
     rows: int
-    """In a chunk; a multiple of ``TILE_ROWS``."""
+    """Rows in a chunk; a multiple of ``TILE_ROWS``."""
     classes: int
-    """In a chunk."""
+    """Classes in a chunk."""
     splits: int
-    """Into how many products that of dh is divided, over the classes, so that it fills the device."""
+    """The number of products, each over a part of the classes, into which that of dh is split to fill the device."""
 
     @staticmethod
     def of_rows(problem: Problem, needs: Needs, workspace: int, processors: int) -> Schedule | None:
-        """Chunks of rows with all classes; None where chunks of classes are better."""
+        """Return a schedule of chunks of rows with all classes; None where chunks of classes are better."""
         rows, features = problem.input.shape
         classes = problem.weight.shape[0]
         size = problem.input.element_size()
         per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
         if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
-            workspace -= 4 * padded(classes, PADDING) * features  # the sum from which the gradient is then rounded
+            workspace -= 4 * padded(classes, PADDING) * features  # The gradient is then rounded from a float32 sum.
         for chunks in range(1, max(rows // _FEWEST_ROWS, 1) + 1):
             chunk = padded(max(-(-rows // chunks), 1), TILE_ROWS)
             splits = _splits(chunk, classes, features, processors)
@@ -65,7 +67,7 @@ class Schedule:
 
     @staticmethod
     def of_classes(problem: Problem, needs: Needs, workspace: int, processors: int) -> Schedule:
-        """Chunks of classes with as many rows as fit; never less than one tile of rows by 16 of classes."""
+        """Return a schedule of chunks of classes with the rows that fit, at least one tile of rows by 16 of classes."""
         rows, features = problem.input.shape
         classes = problem.weight.shape[0]
         size = problem.input.element_size()
@@ -83,13 +85,13 @@ class Schedule:
         chunks = -(-classes // width)
         width = min(padded(-(-classes // chunks), TILE_CLASSES), classes)
         splits = 1 if rows > chunk else min(splits, _splits(rows, width, features, processors))
-        if width < classes:  # what is left over of a chunk is added after the last one only: others must divide evenly
+        if width < classes:  # Only after the last chunk are classes left over added, so all others must divide evenly.
             splits = 1 << (splits.bit_length() - 1)
         return Schedule(chunk, width, splits)
 
 
 def _splits(rows: int, classes: int, features: int, processors: int) -> int:
-    """The number of products with the fewest idle processors in their last round; a split costs a little, too.
+    """Return the number of products with the fewest idle processors in their last round; a split costs a little, too.
 
     >>> _splits(1408, 267_735, 512, processors=132)
     6

@@ -1,4 +1,4 @@
-"""The fused engine's division of its work: within the workspace, and without a remainder nobody takes."""
+"""The schedule of the GPU's engine stays within the workspace, and no class is left over."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
+from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_CLASSES, TILE_ROWS, Schedule, padded
 from hebbian_softmax.loss.problem import Needs, Problem
-from hebbian_softmax.loss.schedule import PADDING, TILE_CLASSES, TILE_ROWS, Schedule, padded
 
 SIZES = list(itertools.product([1, 100, 1408, 4096, 51_200], [8, 512, 2048], [1, 300, 32_768, 267_735, 4_000_000]))
 ALL = Needs(torch.bfloat16, torch.float32, None)
@@ -20,7 +20,7 @@ def problem_of(n: int, d: int, v: int) -> Problem:
 
 
 def held(problem: Problem, schedule: Schedule, input_rows: int) -> int:
-    """E, the sums of its tiles, the scaled activations, and the parts of dh."""
+    """Return the bytes of E, the sums of its tiles, the scaled activations and the parts of dh."""
     features = problem.input.shape[1]
     tiles = -(-schedule.classes // TILE_CLASSES)
     chunk = schedule.rows * (2 * padded(schedule.classes, PADDING) + 4 * tiles + 2 * features)

@@ -1,4 +1,4 @@
-"""The small kernels around the engines, against the torch operations that they stand for."""
+"""The small kernels at the ends of the loss, against the torch operations that they replace."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.preparing import prepare
+from hebbian_softmax.loss.function import prepare
 from hebbian_softmax.loss.weighting import Weighting
+from tests.closeness import assert_exact
 from tests.interpreter import compile_apart
 
 pytest.importorskip("triton", reason="kernels need Triton")
-kernels = pytest.importorskip("hebbian_softmax.loss.kernels")
+ends = pytest.importorskip("hebbian_softmax.loss.gpu.ends")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V, IGNORED = 50, -100
 
 
 def prepared(target: Tensor, mean: bool, zero_if_empty: bool, block: int = 64) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Masked targets, scales, share, and whether all targets were classes."""
+    """Return masked targets, scales, share, and whether all targets were classes."""
     n = target.shape[0]
     masked, scales = torch.empty_like(target), torch.full((n + 1,), torch.nan, device=target.device)
     good = torch.full((), 7, dtype=torch.int32, device=target.device)
-    kernels.prepare[(1,)](
+    ends.prepare_kernel[(1,)](
         target, masked, scales, good, n, V, IGNORED, MEAN=mean, ZERO_IF_EMPTY=zero_if_empty, BLOCK=block
     )
     return masked, scales[:n], scales[n], bool(good)
@@ -41,8 +42,8 @@ def test_prepare(n: int, ignored: float, zero_if_empty: bool, mean: bool) -> Non
     masked, scale, share, good = prepared(target.to(DEVICE), mean, zero_if_empty)
     assert good
     assert torch.equal(masked.cpu(), expected.target)
-    torch.testing.assert_close(share.cpu(), expected.share, rtol=1e-6, atol=0)
-    torch.testing.assert_close(scale.cpu(), torch.where(target == IGNORED, 0, expected.share), rtol=1e-6, atol=0)
+    assert_exact(share.cpu(), expected.share, ulps=1)  # Both divide with one rounding.
+    assert_exact(scale.cpu(), torch.where(target == IGNORED, 0, expected.share), ulps=1)
 
 
 @pytest.mark.parametrize("value", [-1, V, 2**40, -(2**40)])
@@ -62,11 +63,11 @@ def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -
     x, y = (torch.rand(n, device=DEVICE, dtype=dtype) + 0.5 for n in lengths)
     expected = [(each * factor).clone() for each in (x, y)]
     upstream = torch.tensor(factor, device=DEVICE, dtype=dtype)
-    kernels.multiply[(3,)](x, y if lengths[1] else x, upstream, *lengths, BLOCK=64)
+    ends.multiply_kernel[(3,)](x, y if lengths[1] else x, upstream, *lengths, BLOCK=64)
     for each, right in zip((x, y), expected, strict=True):
         assert torch.equal(each, right)
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Also without one. In a process of its own, since Triton may be interpreted in this one."""
+    """This needs no GPU, but a process of its own, because Triton may be interpreted in this one."""
     compile_apart("loss/compile_kernels.py", tmp_path)

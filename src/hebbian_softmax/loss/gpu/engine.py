@@ -1,59 +1,55 @@
-r"""The engine for CUDA: the softmax within the product that makes the logits, in Triton; the other products by cuBLAS.
+r"""The engine for GPUs: Triton takes the softmax inside the product that makes the logits; cuBLAS does the rest.
 
-For a chunk of rows, with E, its row sums and the factors f as in :mod:`hebbian_softmax.loss.kernels`,
+For a chunk of rows, with E, its row sums and the factors f as in :mod:`hebbian_softmax.loss.gpu.rows`,
 
 .. math::
     dZ = \mathrm{diag}(f)\, E, \qquad dh = \mathrm{diag}(f)\,(E\, W), \qquad
     dW \mathrel{+}= E^\top (\mathrm{diag}(f)\, h)
 
-so E, two bytes a logit, is written once and read twice, and nothing else of that size exists. Nothing waits for the
-device, and everything can be captured in a CUDA graph.
+so E, with two bytes a logit, is written once and read twice, and nothing else of that size exists. Nothing waits for
+the device, and everything can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss import kernels
-from hebbian_softmax.loss.fused_rows import Rows, launch_scores, processors
-from hebbian_softmax.loss.fused_sums import Sums
+from hebbian_softmax._triton import is_hopper, processors
+from hebbian_softmax.loss.gpu.rows import LOG2E, Rows, launch_scores
+from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
+from hebbian_softmax.loss.gpu.sums import Sums
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
-from hebbian_softmax.loss.schedule import TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
-_SHARED_MEMORY = 160 * 1024
-"""Bytes of a block; cards at home of the same capability have 99 KiB."""
+SHARED_MEMORY = 160 * 1024
+"""The bytes that a block needs for three stages of a tile; desktop cards of the same capability have 99 KiB."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def available(problem: Problem) -> bool:
-    """bfloat16 on a GPU of the Hopper generation or later, rows of whole 16-byte units that start at such a unit."""
+    """Return whether the kernels work on these tensors and their GPU.
+
+    They are made for bfloat16, for GPUs of the Hopper generation or later, and for rows of whole 16-byte units that
+    start at such a unit, which TMA reads.
+    """
     h, w = problem.input, problem.weight
     return (
         h.device.type == "cuda"
         and h.dtype == w.dtype == torch.bfloat16
         and h.shape[1] % 8 == 0
-        and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # not so in a part of a flat buffer of parameters
-        and _fits(h.device)
+        and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # Parts of a flat buffer of parameters may start elsewhere.
+        and is_hopper(h.device, SHARED_MEMORY)
     )
 
 
-@cache
-def _fits(device: torch.device) -> bool:
-    """Whether the GPU has what the kernels are made for: TMA, and room for three stages of a tile."""
-    properties = torch.cuda.get_device_properties(device)
-    shared = getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY)
-    return bool(properties.major >= 9 and shared >= _SHARED_MEMORY)
-
-
 def _on_its_device(engine: _F) -> _F:
-    """Triton launches on the current device, which need not be that of the tensors."""
+    """Launch on the device of the tensors, which need not be the current one."""
 
     @wraps(engine)
     def launched(problem: Problem, *rest: Any) -> Any:
@@ -65,7 +61,7 @@ def _on_its_device(engine: _F) -> _F:
 
 @_on_its_device
 def row_terms(problem: Problem, workspace: int) -> RowTerms:
-    """The terms of every row. No logit is stored."""
+    """Return the terms of every row; no logit is stored."""
     classes, rows = problem.weight.shape[0], problem.target.shape[0]
     per_row = 4 * -(-classes // TILE_CLASSES)
     chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
@@ -79,7 +75,10 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
 def row_terms_and_gradients(
     problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> tuple[RowTerms, Gradients]:
-    """Both in one pass over chunks of rows; in two, where the workspace holds so few rows that this costs less."""
+    """Return the terms and the wanted gradients, in one pass over chunks of rows.
+
+    Where the workspace holds only few rows, two passes cost less.
+    """
     schedule = Schedule.of_rows(problem, needs, workspace, processors(problem.input.device))
     if schedule is None:
         terms = row_terms(problem, workspace)
@@ -105,23 +104,20 @@ def gradients(
     needs: Needs,
     workspace: int,
 ) -> Gradients:
-    """From known terms; the logits are made again, for chunks of classes, so that rows of dW are written once."""
+    """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]
     schedule = Schedule.of_classes(problem, needs, workspace, processors(problem.input.device))
     sums = Sums(problem, needs, schedule, input_rows=rows)
     sums.factor.copy_(normaliser_scale)
-    # With the normaliser itself as the shift, E is the probability, and the factor a alone.
-    shift = (terms.normaliser * kernels.LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
+    # With the normaliser itself as the shift, E is the probability, and the factor is a alone.
+    shift = (terms.normaliser * LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
     partial = shift.new_empty(-(-schedule.classes // TILE_CLASSES) * schedule.rows)
     for first in range(0, classes, schedule.classes):
         some = slice(first, min(first + schedule.classes, classes))
         for start in range(0, rows, schedule.rows):
             chunk = slice(start, min(start + schedule.rows, rows))
             launch_scores(problem, chunk, some, shift, partial, sums.e)
-            kernels.set_targets[(-(-(chunk.stop - start) // 128),)](
-                sums.e, terms.nll, problem.target, normaliser_scale, target_scale,
-                start, chunk.stop - start, first, some.stop - first, sums.e.stride(0), ROWS=128,
-            )  # fmt: skip
+            sums.set_targets(chunk, some, terms, normaliser_scale, target_scale)
             sums.scale_activations(chunk)
             sums.add_weight(chunk, some)
             sums.add_input(chunk, some)
