@@ -64,7 +64,7 @@ def test_a_signal_outside_the_training_tells_how_to_go_on(
     script = f"""
 import os, sys
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.longtail import recipe as longtail
+from hebbian_softmax.lab import longtail
 def stop(*_):
     os.kill(os.getpid(), {int(signum)})
     while True: pass

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hebbian_softmax.lab.base.console import say
@@ -19,8 +20,8 @@ CHUNK = 1 << 24  # ids looked at together: GigaWord's billions are mapped, not i
 SHARED = ("name", "data_root", "processes", "quiet", "execute", "corpus")
 
 
-def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The verb `data` with its own verbs."""
+def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", reserved: Collection[str] = ()) -> None:
+    """Add the command `data` with its own commands. No prepared corpus may be called by one of the `reserved` names."""
     data = commands.add_parser(
         "data",
         help=HELP,
@@ -29,7 +30,7 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         epilog="See docs/corpora.md.",
     )
     verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_prepare(verbs)
+    _add_prepare(verbs, reserved)
 
     listing = verbs.add_parser("list", help="known corpora, and the prepared ones", allow_abbrev=False)
     listing.set_defaults(execute=show_all)
@@ -40,7 +41,7 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     show.set_defaults(execute=show_one)
 
 
-def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", reserved: Collection[str]) -> None:
     help = "tokenise a corpus into one memory-mapped file of ids"
     command = verbs.add_parser("prepare", help=help, description=help[0].upper() + help[1:] + ".", allow_abbrev=False)
     names = command.add_subparsers(title="corpora", metavar="CORPUS", required=True)
@@ -56,7 +57,7 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         parser.add_argument(
             "--name",
             metavar="NAME",
-            type=_name,
+            type=_free_name({*KNOWN, *OWN, *reserved}),
             help="call the result NAME (default: the corpus's name, with a code for other than its usual settings)",
         )
         parser.add_argument(
@@ -67,15 +68,17 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         parser.set_defaults(execute=prepare_one, corpus=corpus)
 
 
-def _name(text: str) -> str:
-    """A name that means nothing else where a corpus may be named, as in `hebbian train NAME`."""
-    from hebbian_softmax.lab.experiments import RECIPES  # which need the corpora
+def _free_name(taken: Collection[str]) -> Callable[[str], str]:
+    """Parse a name that means nothing else where a corpus may be named, as in `hebbian train NAME`."""
 
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {*KNOWN, *OWN, *(recipe.name for recipe in RECIPES)}:
-        raise argparse.ArgumentTypeError(
-            f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
-        )
-    return text
+    def parse(text: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in taken:
+            raise argparse.ArgumentTypeError(
+                f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
+            )
+        return text
+
+    return parse
 
 
 def prepare_one(arguments: argparse.Namespace) -> int:

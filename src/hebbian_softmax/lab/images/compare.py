@@ -23,7 +23,7 @@ from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.omniglot import load_omniglot
 from hebbian_softmax.lab.images.tables import draw_two, tabulate_two
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 
 NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
@@ -227,7 +227,9 @@ def recipe(name: str, settings: type, help: str) -> Recipe:
     )
 
 
-GLYPHS = recipe(
-    "glyphs", GlyphsSettings, "new classes of printed characters keep coming; no download, one to three minutes"
-)
-OMNIGLOT = recipe("omniglot", OmniglotSettings, "new classes of handwritten characters keep coming: the paper's task")
+RECIPES = [
+    recipe(
+        "glyphs", GlyphsSettings, "new classes of printed characters keep coming; no download, one to three minutes"
+    ),
+    recipe("omniglot", OmniglotSettings, "new classes of handwritten characters keep coming: the paper's task"),
+]

@@ -36,7 +36,7 @@ from hebbian_softmax.lab.images.tables import (
     tabulate_reached,
 )
 from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -247,14 +247,16 @@ class Reproducing(Recipe):
         return reproduce(run, settings, quiet)
 
 
-RECIPE = Reproducing(
-    verb="reproduce",
-    name="omniglot",
-    help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
-    description=(
-        "Re-runs the paper's image curriculum on Omniglot with both heads: tunes them on seeds of their own, then "
-        "reports ten other seeds, the sweep over learning rates, and variants of the rule. Meant for a GPU; a stopped "
-        "run goes on with --resume, finished trials are kept."
-    ),
-    settings=Settings,
-)
+RECIPES = [
+    Reproducing(
+        verb="reproduce",
+        name="omniglot",
+        help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
+        description=(
+            "Re-runs the paper's image curriculum on Omniglot with both heads: tunes them on seeds of their own, then "
+            "reports ten other seeds, the sweep over learning rates, and variants of the rule. Meant for a GPU; a "
+            "stopped run goes on with --resume and keeps the trials that are finished."
+        ),
+        settings=Settings,
+    )
+]
