@@ -4,11 +4,11 @@ import importlib.util
 
 from hebbian_softmax.lab.base.errors import LabError
 
-PACKAGES = {"PIL": "Pillow"}  # where the name to import is not the name to install
+PACKAGES = {"PIL": "Pillow"}  # modules whose package has another name
 
 
 def require(*modules: str) -> None:
-    """Say what is missing before hours of work, not after."""
+    """Raise an error that says what to install, before hours of work and not after."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             package = PACKAGES.get(module, module)
