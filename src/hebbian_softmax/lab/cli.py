@@ -18,6 +18,7 @@ from types import FrameType
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
+from hebbian_softmax.lab.base.extras import PACKAGES, missing
 
 VERBS = {
     "train": "train a language model on a corpus",
@@ -63,6 +64,10 @@ def run_command(words: list[str]) -> int:
         return code
     except LabError as error:
         return fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            raise
+        return fail(str(missing(error.name)))
     except BrokenPipeError:
         # The reader of the output has gone, as in `hebbian … | head`. All work is done and saved before the output
         # is written, and progress never raises this error, so nothing is wrong.

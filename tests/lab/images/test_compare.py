@@ -1,10 +1,7 @@
 """`hebbian compare` on images: what it leaves behind, how it goes on after a kill, what it says."""
 
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +16,8 @@ from hebbian_softmax.lab.images.curriculum import CurriculumSettings, History
 from hebbian_softmax.lab.images.fleet import Threads
 from hebbian_softmax.lab.images.omniglot import OmniglotSettings
 from tests.lab.base.test_progress import Terminal, plain_text
-from tests.lab.images.toys import toy_set
+from tests.lab.images.toys import compare_toys, toy_set
+from tests.lab.processes import start, wait_for
 from tests.lab.test_cli import call, error_line
 
 SMALL = ["compare", "toy", "--steps", "50", "--filters", "4", "--device", "cpu"]
@@ -115,17 +113,11 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys
     longer = [*SMALL[:2], "--steps", "75", *SMALL[4:], "--quiet"]
     assert call(*longer, "--runs", tmp_path / "whole") == 0
     (whole,) = (tmp_path / "whole").iterdir()
-    command = [sys.executable, "-m", "tests.lab.images.toys", *longer, "--runs", str(tmp_path / "killed")]
-    chance = random.Random(5)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "killed").glob("*/checkpoint.pt")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
+    process = start(compare_toys, [*longer, "--runs", str(tmp_path / "killed")])
+    wait_for(tmp_path / "killed", "*/checkpoint.pt", process)
+    time.sleep(random.Random(5).uniform(0, 0.2))
+    process.kill()
+    process.join()
     (killed,) = (tmp_path / "killed").iterdir()
     checkpoint = open_run(killed).load_checkpoint()
     assert checkpoint is not None

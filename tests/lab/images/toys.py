@@ -1,9 +1,4 @@
-"""A small set of images that is easily learned, and the commands that run on it: `compare toy`, `reproduce toy`.
-
-python -m tests.lab.images.toys compare toy … runs `hebbian` with them, and saves a checkpoint all the time.
-"""
-
-import sys
+"""A small set of images that is easily learned, and the commands that run on it: `compare toy`, `reproduce toy`."""
 
 import torch
 
@@ -30,7 +25,7 @@ experiments.add(comparing(TOY))
 experiments.add(reproducing(TOY))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def compare_toys(words: list[str]) -> int:
+    """Run `hebbian` and save a checkpoint all the time."""
     experiments.add(comparing(TOY, checkpoint_seconds=0.05))
-    sys.exit(main())
+    return main(words)

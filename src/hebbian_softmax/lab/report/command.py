@@ -4,6 +4,7 @@ This module knows no experiment: what it needs of them comes as arguments of `ad
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from hebbian_softmax.lab.base.runs import Run, open_run, to_json
 from hebbian_softmax.lab.report.page import write_page
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Beside, Result, load_result
-from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
+from hebbian_softmax.lab.report.tables import Table, as_markdown, for_stream, side_by_side
 
 FindRecipe = Callable[[str], Recipe | None]
 """Returns the recipe of a command such as `compare glyphs`, or None if this version does not have it."""
@@ -88,16 +89,19 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
             record = {"run": each.run.path.name, **each.run.config, "metrics": metrics, "log": each.run.records()}
             print(to_json(record))
         return 0
-    as_shown = as_markdown if arguments.markdown else as_text
+
+    def show(table: Table) -> None:
+        print(as_markdown(table) if arguments.markdown else for_stream(table, sys.stdout), end="\n\n")
+
     joined = shared_tables([each.result for each in shown])
     for number, each in enumerate(shown, 1):
         mark = f"({number}) " if joined else ""
         print(f"{mark}{each.run.path}: {each.result.summary if each.result else 'not finished'}", end="\n\n")
         for table in each.result.tables if each.result else ():
             if not any(table.title == other.title for other in joined):
-                print(as_shown(table), end="\n\n")
+                show(table)
     for table in [*joined, *beside.tables]:
-        print(as_shown(table), end="\n\n")
+        show(table)
     return 0
 
 

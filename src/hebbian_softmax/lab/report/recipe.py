@@ -3,11 +3,12 @@
 import argparse
 import shlex
 import signal
+import sys
 import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.console import program, say
@@ -18,7 +19,7 @@ from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
-from hebbian_softmax.lab.report.tables import Table, as_text
+from hebbian_softmax.lab.report.tables import Table, for_stream
 
 LATEST = "the newest unfinished run"
 
@@ -104,9 +105,9 @@ class Recipe(ABC):
             return 128 + signum
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
-            say(as_shown(run, result))
+            say(as_shown(run, result, sys.stderr))
         else:
-            print(as_shown(run, result))
+            print(as_shown(run, result, sys.stdout))
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
@@ -143,9 +144,9 @@ class Recipe(ABC):
             ) from error
 
 
-def as_shown(run: Run, result: Result) -> str:
+def as_shown(run: Run, result: Result, stream: TextIO) -> str:
     """Return the result for people: the tables, the summary, where the files are, and what to try next."""
-    lines = [as_text(table) + "\n" for table in result.tables]
+    lines = [for_stream(table, stream) + "\n" for table in result.tables]
     lines.append(textwrap.fill(result.summary, width=100) + "\n")
     lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
     if (run.path / "page.html").exists():
