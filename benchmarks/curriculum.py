@@ -25,8 +25,7 @@ from torch import nn
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import to_json
-from hebbian_softmax.lab.images.augment import augment
-from hebbian_softmax.lab.images.convnet import convnet
+from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY
 from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, TEST_DRAWINGS, ImageSet
 from hebbian_softmax.lab.images.fleet import Eager, Graphed, Runner, Threads, finish_all, start

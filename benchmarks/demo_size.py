@@ -21,9 +21,9 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import to_json
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.fleet import Store, Trial, run_trials
 from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Method
-from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
 
 FIRST_TUNING_SEED = 100
 

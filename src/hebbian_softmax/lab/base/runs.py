@@ -214,19 +214,6 @@ def last_unfinished(folder: Path, command: str) -> Run:
     return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))
 
 
-def check_same(run: Run, command: str, given: Mapping[str, Any]) -> None:
-    """Refuse to go on with `run` under another command or other settings than it was started with."""
-    if run.command != command:
-        raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {command}'")
-    for name, value in json.loads(to_json(given)).items():
-        if name not in run.settings or run.settings[name] != value:
-            was = run.settings.get(name, "nothing")
-            raise LabError(
-                f"{run.path} was started with {name} = {was}, not {value}: "
-                f"leave the option away to go on with it, or start a new run without --resume"
-            )
-
-
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON any reader takes: numbers that JSON does not have (nan, inf) become null."""
 

@@ -117,3 +117,4 @@ REPRODUCTIONS = [
         hint="; or give --corpus reuters --size small: news of 1987 in the order of time, as a stand-in",
     ),
 ]
+RECIPES = [reproduction.recipe() for reproduction in REPRODUCTIONS]

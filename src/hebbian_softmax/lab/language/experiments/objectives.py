@@ -43,3 +43,4 @@ REPRODUCTIONS = [
         hint="; or give --corpus wikitext-2 --size small, a smaller one of its kind",
     )
 ]
+RECIPES = [reproduction.recipe() for reproduction in REPRODUCTIONS]

@@ -22,7 +22,7 @@ from hebbian_softmax.lab.language.experiments.tuning import PLAIN, Rule, by_titl
 from hebbian_softmax.lab.language.report.curves import BANDS, CAPTION, draw_curves
 from hebbian_softmax.lab.language.report.perplexities import apart, spread_cell
 from hebbian_softmax.lab.language.settings import TrainSettings
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 from hebbian_softmax.lab.report.tables import Table
 

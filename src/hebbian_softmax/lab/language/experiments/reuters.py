@@ -74,3 +74,4 @@ REPRODUCTIONS = [
         own=MemorySettings,
     )
 ]
+RECIPES = [reproduction.recipe() for reproduction in REPRODUCTIONS]

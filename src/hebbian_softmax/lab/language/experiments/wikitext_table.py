@@ -52,3 +52,4 @@ REPRODUCTIONS = [
         hint="; or give another --corpus: wikitext-2, gutenberg, reuters",
     ),
 ]
+RECIPES = [reproduction.recipe() for reproduction in REPRODUCTIONS]

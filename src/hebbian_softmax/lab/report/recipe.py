@@ -1,24 +1,25 @@
-"""What every recipe shares: its place on the command line, its run folder, how its result is shown."""
+"""The frame of every experiment: its place on the command line, its run folder, and how its result is shown."""
 
 import argparse
 import shlex
 import signal
+import sys
 import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.console import program, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
-from hebbian_softmax.lab.base.runs import Run, check_same, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
-from hebbian_softmax.lab.report.tables import Table, as_text
+from hebbian_softmax.lab.report.tables import Table, for_stream
 
 LATEST = "the newest unfinished run"
 
@@ -27,8 +28,10 @@ LATEST = "the newest unfinished run"
 class Recipe(ABC):
     """An experiment as a command: `hebbian VERB NAME`."""
 
-    verb: str  # the first word of the command: compare, train, …
-    name: str  # the second
+    verb: str
+    """The first word of the command, such as `compare`."""
+    name: str
+    """The second word of the command, such as `glyphs`."""
     help: str
     description: str
     settings: type
@@ -47,14 +50,15 @@ class Recipe(ABC):
 
     @property
     def command(self) -> str:
+        """The words after `hebbian`."""
         return f"{self.verb} {self.name}"
 
     def folder_name(self, settings: Any) -> str:
-        """How its run folders are called, before the date."""
+        """Return the first part of the names of the recipe's run folders; the date follows it."""
         return self.name
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """The recipe's own settings, then the options that every recipe has."""
+        """Add the recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
         group = parser.add_argument_group("running")
         group.add_argument(
@@ -67,13 +71,15 @@ class Recipe(ABC):
             const=LATEST,
             help=f"go on with this run folder (default: {LATEST} in --runs)",
         )
-        group.add_argument("--quiet", action="store_true", help="no progress")
+        group.add_argument("--quiet", action="store_true", help="show no progress")
         group.add_argument(
-            "--json", action="store_true", help="print the result as JSON on standard output, the rest elsewhere"
+            "--json",
+            action="store_true",
+            help="print the result as JSON on standard output, and everything else on standard error",
         )
 
     def execute(self, arguments: argparse.Namespace) -> int:
-        """Start or resume a run, finish it, show its result."""
+        """Start or resume a run, finish it, and show its result; return the exit code."""
         require_extras()
         run, settings = self._open(arguments)
         if not arguments.quiet:
@@ -99,12 +105,13 @@ class Recipe(ABC):
             return 128 + signum
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
-            say(as_shown(run, result))
+            say(as_shown(run, result, sys.stderr))
         else:
-            print(as_shown(run, result))
+            print(as_shown(run, result, sys.stdout))
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
+        """Create the run folder, or open the one to resume; return it with its settings."""
         given = given_options(arguments, self.settings)
         if arguments.resume is None:
             settings = self.settings(**given)
@@ -113,22 +120,33 @@ class Recipe(ABC):
             run = last_unfinished(arguments.runs, self.command)
         else:
             run = open_run(Path(arguments.resume))
-        check_same(run, self.command, given)
-        try:
-            settings = from_values(self.settings, run.settings)
-        except ValueError as error:
-            raise LabError(
-                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that one"
-            ) from error
+        if run.command != self.command:
+            raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {self.command}'")
+        settings = self._settings_of(run)
+        for name, value in given.items():
+            if (before := getattr(settings, name)) != value:
+                raise LabError(
+                    f"{run.path} was started with {name} = {before}, not {value}: "
+                    "omit that option to go on with the run, or start a new run without --resume"
+                )
         now = environment.versions()
         if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
-            say(f"note: {run.path} was started with other versions; its bits may differ")
+            say(f"note: {run.path} was started with other versions, so its numbers may differ in the last bits")
         return run, settings
 
+    def _settings_of(self, run: Run) -> Any:
+        """Return the settings that a run was started with. Older versions wrote some of them in another form."""
+        try:
+            return from_values(self.settings, run.settings)
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
+            ) from error
 
-def as_shown(run: Run, result: Result) -> str:
-    """The result for people: tables, the sentences, where the files are, what to try."""
-    lines = [as_text(table) + "\n" for table in result.tables]
+
+def as_shown(run: Run, result: Result, stream: TextIO) -> str:
+    """Return the result for people: the tables, the summary, where the files are, and what to try next."""
+    lines = [for_stream(table, stream) + "\n" for table in result.tables]
     lines.append(textwrap.fill(result.summary, width=100) + "\n")
     lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
     if (run.path / "page.html").exists():
@@ -140,7 +158,7 @@ def as_shown(run: Run, result: Result) -> str:
 
 
 def as_typed(step: str, run: Run) -> str:
-    """A suggested command as it works from here, its run beside this one."""
+    """Return a suggested command as it works from here, with its run folder beside that of `run`."""
     command, mark, remark = step.partition("  # ")
     words = [program(), command.removeprefix("hebbian ")]
     if run.path.parent != Path("runs"):

@@ -1,7 +1,10 @@
-"""The cache holds whole files or none, and notices when they are damaged."""
+"""Image sets: what they have in common, that each is declared in full, and the cache of whole files."""
 
 import errno
+import importlib
+import inspect
 import os
+import pkgutil
 import threading
 from pathlib import Path
 
@@ -9,12 +12,56 @@ import numpy as np
 import pytest
 import torch
 
+from hebbian_softmax.lab import images
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import TEMPORARY
-from hebbian_softmax.lab.images import cache
-from hebbian_softmax.lab.images.cache import cached
-from hebbian_softmax.lab.images.data import ImageSet
+from hebbian_softmax.lab.base.settings import as_options
+from hebbian_softmax.lab.images.compare import RECIPES, SOURCES
+from hebbian_softmax.lab.images.curriculum import CurriculumSettings
+from hebbian_softmax.lab.images.data import ImageSet, ImageSource, cached
 from tests.lab.base.test_files import file_size_limit, names
+
+
+def some(name: str = "some") -> ImageSet:
+    images = torch.randint(256, (3, 20, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(name, images, ["a", "b", "c"])
+
+
+def test_the_first_five_drawings_are_for_testing_and_both_parts_are_views() -> None:
+    images = some()
+    assert torch.equal(images.test, images.images[:, :5])
+    assert torch.equal(torch.cat([images.test, images.train], dim=1), images.images)
+    assert images.train.shape == (3, 15, 28, 28)
+    assert images.train.untyped_storage().data_ptr() == images.images.untyped_storage().data_ptr()
+
+
+def test_the_identity_follows_name_class_names_and_pixels() -> None:
+    identity = some().identity
+    assert identity == some().identity
+    assert identity.startswith("some-3x20x28x28-")
+    changed = some().images.clone()
+    changed[2, 19, 27, 27] ^= 1
+    others = [
+        some("other"),
+        ImageSet("some", changed, ["a", "b", "c"]),
+        ImageSet("some", some().images, ["a", "c", "b"]),
+    ]
+    assert len({identity, *(other.identity for other in others)}) == 4
+
+
+def test_every_image_set_is_declared_in_full_and_offered() -> None:
+    modules = [
+        importlib.import_module(f"{images.__name__}.{each.name}") for each in pkgutil.iter_modules(images.__path__)
+    ]
+    declared = [module.SOURCE for module in modules if isinstance(getattr(module, "SOURCE", None), ImageSource)]
+    assert sorted(source.name for source in declared) == sorted(source.name for source in SOURCES)
+    assert [recipe.name for recipe in RECIPES] == [source.name for source in SOURCES]
+    for source in declared:
+        assert source.name.isidentifier()
+        assert source.help
+        assert issubclass(source.settings, CurriculumSettings)
+        assert as_options(source.settings()) == []  # every setting has a default
+        assert len(inspect.signature(source.load).parameters) == 2
 
 
 class Maker:
@@ -153,9 +200,9 @@ def test_a_file_where_the_folder_should_be(maker: Maker, folder: Path) -> None:
 
 def test_a_folder_that_refuses_new_files(maker: Maker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object) -> None:
-        raise LabError("cannot write it (Read-only file system): make its folder writable or choose another")
+        raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(cache, "write_atomic", refused)
+    monkeypatch.setattr(os, "replace", refused)
     with pytest.raises(LabError, match=r"Read-only file system.*choose another, with HEBBIAN_CACHE"):
         cached("toy", "k", maker, folder)
 

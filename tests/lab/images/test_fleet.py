@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
-from hebbian_softmax.lab.images import trials as module
 from hebbian_softmax.lab.images.curriculum import History
-from hebbian_softmax.lab.images.fleet import Eager, Graphed, start
+from hebbian_softmax.lab.images.fleet import Eager, Graphed, Store, Trial, next_trials, run_trials, start
 from hebbian_softmax.lab.images.learner import Learner, Method
-from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
-from tests.lab.images.toyset import toy_set
+from tests.lab.images.toys import toy_set
 
 CPU = torch.device("cpu")
 DATA = toy_set(40)
@@ -21,14 +19,14 @@ PLAIN, HEBBIAN = Method(hebbian=False, learning_rate=3e-3), Method(hebbian=True,
 
 
 def carry_out(
-    trials: list[Trial], folder: Path, together: int = 2, deadline: float | None = None
+    trials: list[Trial], folder: Path, together: int = 2, deadline: float | None = None, device: str = "cpu"
 ) -> dict[Trial, History]:
     return run_trials(
-        trials, Store(folder), DATA, device="cpu", together=together, filters=2, deadline=deadline, quiet=True
+        trials, Store(folder), DATA, device=device, together=together, filters=2, deadline=deadline, quiet=True
     )
 
 
-def test_together_as_alone_and_never_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_as_alone_and_never_twice(tmp_path: Path) -> None:
     trials = [Trial("a", PLAIN, 0, 25), Trial("b", HEBBIAN, 0, 50), Trial("b", HEBBIAN, 1, 25)]
     together = carry_out(trials, tmp_path / "together")
     alone = {trial: carry_out([trial], tmp_path / "alone", together=1)[trial] for trial in trials}
@@ -38,20 +36,19 @@ def test_together_as_alone_and_never_twice(tmp_path: Path, monkeypatch: pytest.M
     record = json.loads((tmp_path / "alone" / "b-seed0.json").read_bytes())
     assert record["method"]["hebbian"]
     assert record["classes"] == [30, 30]
-
     assert record["device"] == "cpu"
 
-    monkeypatch.setattr(module, "Learner", None)  # no trial is made again
-    monkeypatch.setattr(module, "choose_device", None)  # nor the device asked for
-    again = carry_out(trials, tmp_path / "together")
+    again = carry_out(trials, tmp_path / "together", device="no such device")  # nothing asks for it
     assert [each.classes for each in again.values()] == [together[trial].classes for trial in again]
 
 
-def test_a_trial_stops_at_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Learner, "right_answers", lambda self, _: self.active * 5)
-    trial = Trial("stops", PLAIN, 0, 100, stop_at=35)
-    history = carry_out([trial], tmp_path)[trial]
-    assert history.classes == [35]
+def test_a_trial_stops_at_its_classes(tmp_path: Path) -> None:
+    trial = Trial("stops", Method(hebbian=True, learning_rate=0.01), 0, 500, stop_at=35)
+    data = toy_set(40, noise=0.0)
+    history = run_trials([trial], Store(tmp_path), data, device="cpu", together=1, filters=16, quiet=True)[trial]
+    assert history.classes[-1] == 35
+    assert set(history.classes[:-1]) <= {30}
+    assert len(history.classes) < 500 // 25
 
 
 def test_out_of_time(tmp_path: Path) -> None:
@@ -79,12 +76,10 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", [PLAIN, HEBBIAN, Method(hebbian=True, active_only=True, train_rows=False)])
-def test_a_graph_trains_as_the_plain_loop_does(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "hebbian_softmax.lab.images.learner.THRESHOLD", -1
-    )  # a level at each check, whatever the rounding
+def test_a_graph_trains_as_the_plain_loop_does(method: Method) -> None:
     torch.backends.cudnn.deterministic = True
-    learners = [Learner(DATA, method, 0, device="cuda", filters=16) for _ in range(2)]
+    # With this threshold every check adds a level, whatever the rounding.
+    learners = [Learner(DATA, method, 0, device="cuda", filters=16, threshold=-1) for _ in range(2)]
     runners = [Eager(learners[0]), Graphed(learners[1])]
     outcomes = []
     for runner in runners:
@@ -130,17 +125,16 @@ def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
     assert isinstance(start(Learner(DATA, HEBBIAN, 0, device="cuda", filters=4)), Graphed)
 
 
-def test_a_failed_recording_is_told_and_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_failed_recording_is_told_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     learner = Learner(DATA, HEBBIAN, 0, filters=2)
 
-    def fail(each: Learner) -> None:
+    def fail(each: Learner) -> Eager:
         each.step()
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("hebbian_softmax.lab.images.fleet.Graphed", fail)
     before = learner.head.weight.detach().clone()
     draws = learner.generator.get_state()
-    runner = start(_AsIfOnCuda(learner))  # type: ignore[arg-type]
+    runner = start(_AsIfOnCuda(learner), record=fail)  # type: ignore[arg-type]
     assert isinstance(runner, Eager)
     assert "no CUDA graph, so training is slower (RuntimeError: operation not permitted" in capsys.readouterr().err
     assert torch.equal(learner.head.weight, before)
@@ -164,7 +158,7 @@ class _AsIfOnCuda:
 def test_without_a_graph_one_at_a_time_on_a_gpu() -> None:
     slow = Method(hebbian=True, objective="svm")
     waiting = [Trial("a", PLAIN, 0, 25), Trial("b", slow, 0, 25), Trial("c", slow, 0, 25)]
-    assert module._next(list(waiting), [], 3, CPU) == waiting
+    assert next_trials(list(waiting), 0, 3, CPU) == waiting
     left = list(waiting)
-    taken = [module._next(left, [], 3, torch.device("cuda")) for _ in range(3)]
+    taken = [next_trials(left, 0, 3, torch.device("cuda")) for _ in range(3)]
     assert taken == [[trial] for trial in waiting]

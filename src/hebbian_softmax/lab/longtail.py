@@ -1,7 +1,7 @@
 """`hebbian compare longtail`: the same small network with a plain and with a Hebbian softmax, side by side.
 
 Both start from the same weights and see the same batches in the same order. The synthetic task has many rare classes
-and a balanced test set, so most of the test is about classes that an epoch shows a handful of times.
+and a balanced test set, so most test examples belong to classes that an epoch shows only a handful of times.
 """
 
 from dataclasses import dataclass, replace
@@ -16,32 +16,122 @@ from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.base.settings import as_options, integer, number, setting
 from hebbian_softmax.lab.base.training import train
-from hebbian_softmax.lab.longtail.batches import ShuffledBatches
-from hebbian_softmax.lab.longtail.data import INPUTS, longtail
-from hebbian_softmax.lab.longtail.mlp import mlp
-from hebbian_softmax.lab.recipe import Recipe
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
+LATENT = 8  # numbers that depend on the class, and as many that do not
+INPUTS = 64  # numbers that the network sees
+NOISE = 0.2  # standard deviation of the numbers that depend on the class; between classes it is 1
+FOLDING = 1.0  # gain of the random network: the higher, the further from linear
+RAREST = 4  # training examples of the rarest class
+TEST_EXAMPLES = 10  # test examples of each class
+
 HIDDEN, FEATURES, BATCH = 256, 128, 128
-LOGITS = 1 << 24  # that an evaluation holds at a time, 64 MiB of them
+LOGITS = 1 << 24  # logits that an evaluation holds at a time, 64 MiB
 EVALUATIONS = 25  # points on the curves
 RARE = 10  # classes with fewer training examples than this are called rare
-BUCKETS = ((RARE, 20), (20, 100), (100, None))  # training examples of a class, the rare ones aside
+BUCKETS = ((RARE, 20), (20, 100), (100, None))  # ranges of a class's training examples, for classes that are not rare
 NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults were chosen for plain softmax, on other seeds than this one: see `results/longtail-demo`."""
+    """The options. Their defaults were chosen for plain softmax on seeds other than 0: see `results/longtail-demo`."""
 
     steps: int = setting(1500, "training steps", integer(1))
     classes: int = setting(1000, "number of classes", integer(20, 100_000))
-    learning_rate: float = setting(0.002, "of Adam, for both networks", number(0))
+    learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", number(0))
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
-    limit: int = setting(30, "T, occurrences of a class that the rule writes", integer(0))
-    seed: int = setting(0, "for the task, the first weights and the order of examples", integer(0, 2**32 - 1))
+    limit: int = setting(30, "T, number of occurrences of a class that the rule writes", integer(0))
+    seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """The task: inputs (examples, INPUTS), targets (examples,), and each class's number of training examples."""
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    counts: Tensor
+
+
+def longtail(classes: int, seed: int) -> LongTail:
+    """Draw a synthetic classification task with rare classes; the same arguments give the same task.
+
+    Each class is a point in a small space. An example is that point plus a little noise, followed by as many random
+    numbers that say nothing about the class, and all of them pass through a fixed random network that mixes the two
+    parts. A network must learn from all classes together to separate the parts again. The k-th class has about 1/k
+    of the training examples of the first, like words in a text (Zipf's law); every class has equally many test
+    examples.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(seed, "longtail"))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    prototypes = normal(classes, LATENT)
+    folds = [
+        FOLDING * normal(2 * LATENT, INPUTS) / (2 * LATENT) ** 0.5,
+        FOLDING * normal(INPUTS, INPUTS) / INPUTS**0.5,
+    ]
+
+    def draw_inputs(targets: Tensor) -> Tensor:
+        telling = prototypes[targets] + NOISE * normal(len(targets), LATENT)
+        inputs = torch.cat([telling, normal(len(targets), LATENT)], dim=1)
+        for fold in folds:
+            inputs = torch.sin(inputs @ fold)
+        return inputs
+
+    counts = (RAREST * classes / torch.arange(1, classes + 1)).round().long()
+    train_targets = torch.arange(classes).repeat_interleave(counts)
+    test_targets = torch.arange(classes).repeat_interleave(TEST_EXAMPLES)
+    return LongTail(draw_inputs(train_targets), train_targets, draw_inputs(test_targets), test_targets, counts)
+
+
+class ShuffledBatches:
+    """Indices of examples in batches: every epoch shows all of them once, in a new order.
+
+    The order depends only on `seed` and on the number of batches drawn, so that number is the whole state. A last
+    batch that would be smaller is left out; its examples come in other epochs.
+    """
+
+    def __init__(self, examples: int, batch: int, seed: int) -> None:
+        if not 1 <= batch <= examples:
+            raise ValueError(f"batch must be between 1 and the {examples} examples, not {batch}")
+        self.examples, self.batch, self.seed = examples, batch, seed
+        self.drawn = 0
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def next(self) -> Tensor:
+        """Return the indices of the next batch."""
+        epoch, position = divmod(self.drawn, self.examples // self.batch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+            self._epoch, self._order = epoch, torch.randperm(self.examples, generator=generator)
+        self.drawn += 1
+        return self._order[position * self.batch : (position + 1) * self.batch]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+def mlp(inputs: int, hidden: int, features: int) -> nn.Sequential:
+    """Return a network of three layers with ReLU. The head sees its last activations, of width `features`."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, features),
+        nn.ReLU(),
+    )
 
 
 class Contender:
@@ -61,6 +151,7 @@ class Contender:
             self.head.attach(self.optimizer)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Take one training step and return its loss."""
         features = self.network(inputs)
         if isinstance(self.head, HebbianSoftmax):
             loss = self.head.loss(features, targets)
@@ -72,14 +163,14 @@ class Contender:
         return loss.detach()
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor) -> Tensor:
-        """The likeliest classes, a part of the examples at a time: all logits at once could be terabytes."""
+    def predict(self, inputs: Tensor, logits: int = LOGITS) -> Tensor:
+        """Return the likeliest classes, computing at most about `logits` logits at a time: all could be terabytes."""
         modules = [module for part in (self.network, self.head) for module in part.modules()]
         modes = [module.training for module in modules]
         self.network.eval()
         self.head.eval()
         try:
-            parts = inputs.split(max(1, LOGITS // self.head.out_features))
+            parts = inputs.split(max(1, logits // self.head.out_features))
             return torch.cat([self.head(self.network(part)).argmax(dim=1) for part in parts])
         finally:
             for module, mode in zip(modules, modes, strict=True):
@@ -118,7 +209,7 @@ class Comparison:
         return metrics
 
     def class_accuracies(self) -> dict[str, Tensor]:
-        """For each contender the share of right test answers in each class."""
+        """Return, for each contender, the share of right test answers in each class."""
         accuracies = {}
         for name, contender in self.contenders.items():
             right = contender.predict(self.data.test_inputs) == self.data.test_targets
@@ -135,38 +226,40 @@ class Comparison:
             contender.load_state_dict(state[name])
 
 
-def train_and_compare(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-    """Train both, then compare them."""
-    comparison = Comparison(settings)
-    evaluate_every = max(1, settings.steps // EVALUATIONS)
-    seconds = train(
-        comparison,
-        run,
-        steps=settings.steps,
-        evaluate_every=evaluate_every,
-        checkpoint_seconds=10.0,
-        label="longtail",
-        quiet=quiet,
-    )
-    records = run.records()
-    outcomes = compare(comparison.data.counts, comparison.class_accuracies())
-    result = Result(
-        title="Plain and Hebbian softmax on a long-tailed task",
-        summary=summarize(outcomes, settings),
-        metrics={
-            "training_examples": len(comparison.data.train_targets),
-            "seconds": seconds,
-            "accuracy": outcomes,
-        },
-        tables=[tabulate(outcomes)],
-        figures=[Figure("accuracy.png", "Test accuracy against training steps, for all classes and for rare ones.")],
-        next_steps=suggest(settings),
-    )
-    return result, {"accuracy.png": draw(records)}
+class Comparing(Recipe):
+    """`hebbian compare longtail`."""
+
+    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        """Train both contenders, then compare them."""
+        comparison = Comparison(settings)
+        seconds = train(
+            comparison,
+            run,
+            steps=settings.steps,
+            evaluate_every=max(1, settings.steps // EVALUATIONS),
+            checkpoint_seconds=10.0,
+            label="longtail",
+            quiet=quiet,
+        )
+        outcomes = compare(comparison.data.counts, comparison.class_accuracies())
+        caption = "Test accuracy against training steps, for all classes and for rare ones."
+        result = Result(
+            title="Plain and Hebbian softmax on a long-tailed task",
+            summary=summarize(outcomes, settings),
+            metrics={
+                "training_examples": len(comparison.data.train_targets),
+                "seconds": seconds,
+                "accuracy": outcomes,
+            },
+            tables=[tabulate(outcomes)],
+            figures=[Figure("accuracy.png", caption)],
+            next_steps=suggest(settings),
+        )
+        return result, {"accuracy.png": draw(run.records())}
 
 
 def suggest(settings: Settings) -> list[str]:
-    """Commands worth trying next; what they do not vary stays as it was in this run."""
+    """Return commands worth trying next. Each varies one thing and keeps the other settings of this run."""
     variations = [
         (replace(settings, seed=(settings.seed + 1) % 2**32), "another task, other first weights"),
         (replace(settings, steps=min(settings.steps * 3, 2**31 - 1)), "does the difference last?"),
@@ -180,7 +273,7 @@ def suggest(settings: Settings) -> list[str]:
 
 
 def compare(counts: Tensor, accuracies: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Accuracies by training frequency, their difference and its standard error over classes."""
+    """Return accuracies by training frequency, with their difference and its standard error over classes."""
     every = torch.ones_like(counts, dtype=torch.double)
     groups = {"all classes": every, f"seen fewer than {RARE} times": (counts < RARE).double()}
     for low, high in BUCKETS:
@@ -206,6 +299,7 @@ def compare(counts: Tensor, accuracies: dict[str, Tensor]) -> dict[str, dict[str
 
 
 def tabulate(outcomes: dict[str, dict[str, float]]) -> Table:
+    """Return the table of accuracies by training frequency."""
     rows: list[list[Cell]] = [
         [
             name,
@@ -220,7 +314,7 @@ def tabulate(outcomes: dict[str, dict[str, float]]) -> Table:
 
 
 def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
-    """What was seen, in plain sentences, whichever side it favours."""
+    """Say what was seen in plain sentences, whichever side it favours."""
 
     def words(name: str) -> str:
         outcome = outcomes[name]
@@ -239,7 +333,7 @@ def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
 
 
 def draw(records: list[dict[str, Any]]) -> bytes:
-    """Accuracy against steps."""
+    """Draw accuracy against steps from the records of the log."""
 
     def line(name: str, key: str) -> Line:
         points = [(record["step"], record.get(f"{name}_{key}")) for record in records]
@@ -253,20 +347,15 @@ def draw(records: list[dict[str, Any]]) -> bytes:
     return line_figure(panels, x_label="training steps", y_label="test accuracy in %")
 
 
-class Comparing(Recipe):
-    """`hebbian compare longtail`."""
-
-    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-        return train_and_compare(run, settings, quiet)
-
-
-RECIPE = Comparing(
-    verb="compare",
-    name="longtail",
-    help="a synthetic task with many rare classes; no download, about a minute",
-    description=(
-        "Trains the same network twice, with a plain and with a Hebbian softmax, on a synthetic task whose class "
-        "frequencies follow Zipf's law, and compares their test accuracy by class frequency."
-    ),
-    settings=Settings,
-)
+RECIPES = [
+    Comparing(
+        verb="compare",
+        name="longtail",
+        help="a synthetic task with many rare classes; no download, about a minute",
+        description=(
+            "Trains the same network twice, with a plain and with a Hebbian softmax, on a synthetic task whose class "
+            "frequencies follow Zipf's law, and compares their test accuracy by class frequency."
+        ),
+        settings=Settings,
+    )
+]
