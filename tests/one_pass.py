@@ -1,24 +1,38 @@
-"""What the tests of the one-pass optimizers share: devices, a small model, batches, training."""
+"""The set-up that tests of the one-pass optimizers share: devices, a small model, batches, training."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, optim
-from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
-from hebbian_softmax.write.gpu import device as hardware
+from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
+from hebbian_softmax._triton import kernels_on_cpu
 from tests.interpreter import interpreted
 
 FEATURES, CLASSES = 6, 9
+
+
+class SmallRMSprop(OnePassRMSprop):
+    """Steps small parameters by kernels, too."""
+
+    large = 1
+
+
+class SmallAdam(OnePassAdam):
+    """Steps small parameters by kernels, too."""
+
+    large = 1
+
+
 PAIRS = {
-    "rmsprop": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "alpha": 0.9}),
-    "rmsprop-decay": (OnePassRMSprop, torch.optim.RMSprop, {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-5}),
-    "adam": (OnePassAdam, torch.optim.Adam, {"lr": 0.01}),
-    "adam-decay": (OnePassAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.99), "weight_decay": 0.1}),
+    "rmsprop": (SmallRMSprop, torch.optim.RMSprop, {"lr": 0.02, "alpha": 0.9}),
+    "rmsprop-decay": (SmallRMSprop, torch.optim.RMSprop, {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-5}),
+    "adam": (SmallAdam, torch.optim.Adam, {"lr": 0.01}),
+    "adam-decay": (SmallAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.99), "weight_decay": 0.1}),
 }
 every_pair = pytest.mark.parametrize("name", PAIRS)
 both = pytest.mark.parametrize("name", ["rmsprop", "adam"])
@@ -27,12 +41,12 @@ both = pytest.mark.parametrize("name", ["rmsprop", "adam"])
 @pytest.fixture(
     params=["cpu", pytest.param("interpreted", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
-def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(optim, "_LARGE", 1)
+def any_device(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "interpreted":
-        return request.param
-    monkeypatch.setattr(hardware, "on_gpu", lambda tensor: tensor.dtype != torch.float64)
-    return "cpu"
+        yield request.param
+        return
+    with kernels_on_cpu():
+        yield "cpu"
 
 
 def model(device: str, **options: Any) -> nn.ModuleDict:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,9 @@ from hebbian_softmax import (
     InverseCountRate,
     PaperRate,
 )
+from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.attach.activations import Activations
-from hebbian_softmax.write.gpu import device as hardware
-from hebbian_softmax.write.gpu import rows as device_write
-from hebbian_softmax.write.in_torch import class_sums, write_batch
+from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
@@ -35,10 +35,9 @@ FEATURES, CLASSES = 13, 11
 
 
 @pytest.fixture(params=[pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "cpu":
-        monkeypatch.setattr(hardware, "on_gpu", lambda tensor: True)
-    return request.param
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with kernels_on_cpu() if request.param == "cpu" else nullcontext():
+        yield request.param
 
 
 def head_of(device: str, **options: object) -> HebbianSoftmax:
@@ -54,10 +53,9 @@ def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.fl
 def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
     twin = copy.deepcopy(head)
     for calls in batches:
-        assert hardware.suits(head, head.weight)
-        device_write.write(head, calls, head.weight)
-        with torch.no_grad():
-            write_batch(twin, class_sums(twin, calls), twin.weight, None)
+        assert kernels_suit(head, head.weight)
+        write(head, calls, head.weight, None)
+        in_torch.write(twin, calls, twin.weight, None)
         for name, expected in twin.state_dict().items():
             found = head.state_dict()[name]
             torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
@@ -74,6 +72,10 @@ def alike(counts: Tensor, n: Tensor) -> Tensor:
 class Halved(PaperRate):
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return super().__call__(counts, n) / 2
+
+
+class AsItIs(Euclidean):
+    """The same objective, and a class of its own, which the kernels do not know."""
 
 
 class Doubled(Euclidean):
@@ -128,16 +130,13 @@ def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None
 
 
 @pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off", "ignore", "reset"])
-def test_what_was_seen_while_copying_holds_at_the_step(
-    between: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str) -> None:
     """Or is looked at again, where something that it depends on has changed since."""
-    kernels, plain = head_of(device), head_of(device)
+    kernels, plain = head_of(device), head_of(device, objective=AsItIs())
     plain.load_state_dict(kernels.state_dict())
     calls = [batch(device, n) for n in (20, 9, 14)]
     for head in (kernels, plain):
-        if head is plain:
-            monkeypatch.setattr(hardware, "on_gpu", lambda tensor: False)
+        assert kernels_suit(head, head.weight) == (head is kernels)
         optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
         head.attach(optimizer)
         for call in calls:
@@ -164,11 +163,11 @@ def test_what_was_seen_while_copying_holds_at_the_step(
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
 def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
     head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)
-    device_write.write(head, [call], head.weight)
+    write(head, [call], head.weight, None)
     before = copy.deepcopy(head.state_dict())
     nothing.targets.fill_(label)
-    device_write.write(head, [nothing], head.weight)
-    device_write.write(head, [batch(device, 0)], head.weight)
+    write(head, [nothing], head.weight, None)
+    write(head, [batch(device, 0)], head.weight, None)
     for key, value in head.state_dict().items():
         assert torch.equal(value, before[key]), key
 
@@ -190,7 +189,7 @@ def test_several_calls_and_dtypes_are_one_batch(device: str) -> None:
     head = head_of(device)
     twin = copy.deepcopy(head)
     compare(head, [calls])
-    device_write.write(twin, [whole], twin.weight)
+    write(twin, [whole], twin.weight, None)
     assert torch.equal(head.weight, twin.weight)
 
 
@@ -248,17 +247,19 @@ def test_the_papers_loops(device: str) -> None:
         call = batch(device, n)
         call.targets[0] = IGNORED
         expected = oracle.update(head.weight.detach().cpu(), call.h.cpu(), call.targets.cpu())
-        device_write.write(head, [call], head.weight)
+        write(head, [call], head.weight, None)
         torch.testing.assert_close(head.weight.detach().cpu(), expected, rtol=2e-5, atol=1e-6)
     assert head.counts.tolist() == oracle.counts
 
 
 @pytest.mark.parametrize("rate", [PaperRate(0.1, 50), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)])
 def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+    from hebbian_softmax.write.gpu.runs import find_runs
+
     head = head_of(device, rate=rate)
     head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
     y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
-    runs = device_write.find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
+    runs = find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
     assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())
@@ -268,7 +269,7 @@ def test_the_same_input_gives_the_same_bits(device: str) -> None:
     head, calls = head_of(device), [batch(device, 30), batch(device, 30)]
     twin = copy.deepcopy(head)
     for each in (head, twin):
-        device_write.write(each, calls, each.weight)
+        write(each, calls, each.weight, None)
     for key, value in head.state_dict().items():
         assert torch.equal(value, twin.state_dict()[key]), key
 
@@ -276,7 +277,7 @@ def test_the_same_input_gives_the_same_bits(device: str) -> None:
 def test_autograd_sees_the_change(device: str) -> None:
     head = head_of(device)
     product = (torch.randn(3, FEATURES, device=device, requires_grad=True) @ head.weight.T).sum()
-    device_write.write(head, [batch(device, 9)], head.weight)
+    write(head, [batch(device, 9)], head.weight, None)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
 
@@ -287,7 +288,7 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
     grad = torch.zeros(50, 100, device=device)
     if at is not None:
         grad.view(-1)[at] = value
-    found = hardware.any_nonzero(grad)
+    found = any_nonzero(grad)
     assert found.dtype == torch.bool
     assert bool(found) == bool(grad.any())
 
@@ -304,8 +305,8 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
 )
 def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
     head = HebbianSoftmax(**({"in_features": 4, "num_classes": 5, "gamma": 0.2, "limit": 6} | change))
-    assert not hardware.suits(head, head.weight)
-    assert not device_write.applies(head, [], head.weight)
+    with kernels_on_cpu():
+        assert not kernels_suit(head, head.weight)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")

@@ -18,7 +18,7 @@ from hebbian_softmax.lab.language.head import make_head
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.optimizers import make_optimizer
 from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.write.gpu.device import on_gpu, suits
+from hebbian_softmax.write import kernels_suit
 
 
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:
@@ -109,8 +109,7 @@ class Learner:
         """Whether a CUDA graph can hold a step: nothing in it waits for the device, and its numbers are tensors."""
         head = self.model.head
         return (
-            on_gpu(head.weight)
-            and suits(head, head.weight)  # else the write waits
+            kernels_suit(head, head.weight)  # else the write waits
             and settings.sizes.batch * settings.sizes.sequence <= FOLD_ROWS_ON_CUDA  # folding waits
             and self.ranks.count == 1
             and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels
