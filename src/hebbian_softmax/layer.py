@@ -19,7 +19,7 @@ from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
-from hebbian_softmax.loss.selection import product_dtype
+from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
