@@ -1,4 +1,4 @@
-"""Run folders that lost something or cannot be written: one clear line, or the work goes on without."""
+"""Run folders that are damaged or cannot be written: one clear line, or the work goes on without the lost part."""
 
 import json
 import shutil
