@@ -16,8 +16,10 @@ from hebbian_softmax.lab.cli import main
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
+        "torch._dynamo",  # the first optimizer imports it, in seconds
+        *("matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin"),
         *("hebbian_softmax.lab.longtail", "hebbian_softmax.lab.images.reproduce"),
-        *("hebbian_softmax.lab.language.experiments.train", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+        "hebbian_softmax.lab.language.experiments.train",
     ]
 )
 STREAMS = ("stdout", "stderr")

@@ -1,4 +1,4 @@
-"""The command `hebbian`, as a user meets it."""
+"""The command `hebbian` from a user's side."""
 
 import io
 import json
@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def call(*arguments: str | Path) -> int:
-    """The exit code, also where argparse exits by itself."""
+    """Run a command in this process and return its exit code, even if argparse exits by itself."""
     try:
         return main([str(argument) for argument in arguments])
     except SystemExit as stop:
@@ -231,7 +231,7 @@ def test_a_reader_that_leaves_is_no_error(finished: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody stopped."""
+    """Return a run that nobody stopped."""
     runs = tmp_path_factory.mktemp("through")
     assert call(*LONGER, "--quiet", "--runs", runs) == 0
     (run,) = runs.iterdir()
@@ -242,7 +242,7 @@ def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
     tmp_path: Path, through: Path, signum: signal.Signals, code: int
 ) -> None:
-    """Stopped by a signal and resumed by the command it printed, against one that ran through."""
+    """Compare a run that was stopped by a signal and then resumed with one that ran through."""
     runs = tmp_path / "runs"
     process = start(hebbian, [*LONGER, "--runs", str(runs)], tmp_path)
     wait_for(runs, "*/log.jsonl", process)

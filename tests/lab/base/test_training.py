@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def outcome(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What must not depend on where a run was stopped: all but the time it took."""
+    """Return everything that must not depend on where a run was stopped: all but the time it took."""
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     records = run.records()
@@ -105,7 +105,7 @@ def test_a_finished_run_takes_no_further_step(run: Run) -> None:
 
 
 def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
-    """Killed after the log was written and before the next checkpoint was, in the middle of a line."""
+    """The run was killed after the log and before the next checkpoint was written, in the middle of a line."""
     train(Toy(), run, steps=10, evaluate_every=5, quiet=True)
     early = (run.path / "checkpoint.pt").read_bytes()
     train(Toy(), run, steps=20, evaluate_every=5, quiet=True)

@@ -16,7 +16,7 @@ from hebbian_softmax.lab.base.training import Interrupted, train
 
 
 class Toy:
-    """Linear regression with dropout, on data drawn as it goes."""
+    """Linear regression with dropout on data drawn at each step."""
 
     def __init__(self, pause: float = 0.0, bad_step: int | None = None) -> None:
         torch.manual_seed(3)

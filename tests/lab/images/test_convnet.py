@@ -10,7 +10,7 @@ from hebbian_softmax.lab.images.convnet import augment, convnet, count_features,
 
 ULP = torch.finfo(torch.float32).eps
 MOVED = 28 * 8 * ULP
-"""How far a pixel may be off: coordinates of up to 28 pixels with a few roundings each, and steps of at most 1."""
+"""The error of a pixel: coordinates of up to 28 pixels are rounded a few times, and neighbours differ by at most 1."""
 
 
 def test_four_blocks_of_64_filters() -> None:
@@ -35,7 +35,7 @@ def test_features_are_counted_right(height: int, width: int) -> None:
 
 
 def test_the_order_of_relu_and_pooling_is_the_papers_in_effect() -> None:
-    """In float64, where the rounding of a normalisation's small gradients stays far below the tolerance."""
+    """Compare in float64, where the rounding of small gradients stays far below the tolerance."""
     network = convnet(8).double()
     blocks = list(network)[:-1]
     papers = nn.Sequential(*(blocks[4 * block + index] for block in range(4) for index in (0, 1, 3, 2)), nn.Flatten())
@@ -99,7 +99,7 @@ def test_values_stay_between_0_and_1_and_shapes_stay() -> None:
 
 
 def test_angles_and_shifts_fill_their_range_and_keep_to_it() -> None:
-    """A dot on the right edge of the circle tells the angle; a dot in the middle the shift."""
+    """A dot at the right edge of the image shows where rotation and shift move it."""
     images = torch.zeros(2000, 41, 41)
     images[:, 20, 36] = 1
     y, x = torch.meshgrid(torch.arange(41.0) - 20, torch.arange(41.0) - 20, indexing="ij")

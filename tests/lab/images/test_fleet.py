@@ -1,4 +1,4 @@
-"""Many trials: together as alone, stored when done, never made twice."""
+"""Many trials: they give the same together as alone, are stored when done, and never run twice."""
 
 import json
 import time

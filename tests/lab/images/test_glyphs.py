@@ -72,7 +72,7 @@ def test_classes_keep_their_distance(faces: list[Bitmaps], classes: dict[int, li
 
 
 def test_characters_fill_the_same_frame_in_the_middle(faces: list[Bitmaps]) -> None:
-    """Also those that are tiny in the font, and none is cut or blank."""
+    """Characters that are tiny in the font fill it as well, and none is cut or blank."""
     for face in faces:
         ink = face.cells > 64
         across, down = ink.any(1), ink.any(2)
@@ -127,7 +127,7 @@ def test_without_distortion_a_drawing_is_the_bitmap_made_smaller(faces: list[Bit
 
 
 def test_distortions_keep_to_their_limits() -> None:
-    """Without bends: the corners of the frame move by what angle, slant, stretch and shift allow."""
+    """The affine part stays within the limits of angle, slant and stretch."""
     coefficients = places(5000, torch.Generator().manual_seed(0))
     of_x, of_y = coefficients[:, :, glyphs.ONE, glyphs.LINE], coefficients[:, :, glyphs.LINE, glyphs.ONE]
     determinant = of_x[:, 0] * of_y[:, 1] - of_x[:, 1] * of_y[:, 0]

@@ -53,7 +53,7 @@ def test_mean_and_spread() -> None:
 
 
 def literal(method: Method, seed: int, rounds: int, steps: int, threshold: float) -> tuple[list, torch.Tensor]:
-    """Sections 3.1 and 4.1 as loops: one class, one image, one row at a time."""
+    """Follow sections 3.1 and 4.1 in loops over single classes, images and rows."""
     order = torch.randperm(40, generator=torch.Generator().manual_seed(derive_seed(seed, "order"))).tolist()
     draws = torch.Generator().manual_seed(derive_seed(seed, "weights"))
     network = convnet(4, draws)

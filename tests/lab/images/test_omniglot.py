@@ -1,4 +1,4 @@
-"""Omniglot: the real archives where they are at hand, and small ones with something wrong."""
+"""Omniglot: the real archives if they are at hand, and small ones with something wrong."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ Members = dict[str, bytes]
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Ink where `pixels` are true, which is 0 in the file."""
+    """Return a PNG with ink, which is 0 in the file, where `pixels` are true."""
     buffer = io.BytesIO()
     Image.fromarray(~pixels).save(buffer, "png")
     return buffer.getvalue()
@@ -47,7 +47,7 @@ def drawing(number: int, which: int) -> bytes:
 
 
 def members(folder: str, classes: range) -> Members:
-    """In an order and with company that must not matter."""
+    """Return the files of an archive in an unusual order and with others among them, which must not matter."""
     found: Members = {f"{folder}/": b"", f"{folder}/.DS_Store": b"x", "__MACOSX/._x.png": b"y"}
     for number in reversed(classes):
         for which in range(20, 0, -1):

@@ -56,13 +56,18 @@ ARCHIVES = (
 )
 
 
+def data_root_setting() -> Any:
+    """Declare the setting that says where the archives are."""
+    return setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+
+
 @dataclass(frozen=True)
 class OmniglotSettings(CurriculumSettings):
     """The paper's 64 filters, and enough steps for both heads to reach more than 200 classes."""
 
     steps: int = setting(3000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
     filters: int = setting(64, "filters of each convolution, and features that the heads see", integer(1, 4096))
-    data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+    data_root: str = data_root_setting()
 
 
 def load_omniglot(

@@ -81,7 +81,7 @@ class Settings:
     classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
     filters: int = setting(64, "filters of each convolution, and features that the heads see", integer(1, 4096))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
-    data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+    data_root: str = omniglot.data_root_setting()
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under column names. The first column names the row, the others hold numbers."""
+    """Rows of cells under column names. The first column names the rows, the others hold numbers."""
 
     title: str
     columns: Sequence[str]
