@@ -37,7 +37,7 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     assert {each["input_dropout"] for each in lstms} == {0, 0.1, 0.2, 0.3}
     assert lstms[0] == {  # the one that was selected
         "hidden": 2048, "layers": 1, "input_dropout": 0.3, "output_dropout": 0.0,
-        "layer_norm": "none", "tied": "yes", "learning_rate": PRESETS["paper"].learning_rate,
+        "layer_norm": "none", "tied": True, "learning_rate": PRESETS["paper"].learning_rate,
     }  # fmt: skip
     rules = candidates(settings, RULE, grids.paper_rule("paper"), TrainSettings)
     assert len(rules) == 9

@@ -16,7 +16,7 @@ import pytest
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language import outcome
+from hebbian_softmax.lab.language import evaluation
 from hebbian_softmax.lab.language.experiments import presentation as word_recipe
 from hebbian_softmax.lab.language.experiments import trials as word_trials
 from hebbian_softmax.lab.language.report.curves import draw_curves
@@ -94,7 +94,7 @@ def test_a_final_trial_is_a_run_of_its_own(swept: Run, capsys: pytest.CaptureFix
 def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", swept.path) == 1
     final = swept.path / "trials" / "final-hebbian-seed0"
-    assert f"its models are runs of their own: name one of those, as {final}" in capsys.readouterr().err
+    assert f"name one of them, such as {final}" in capsys.readouterr().err
     tuned = swept.path / "trials" / "tuning-plain-00-seed1000"
     assert call("evaluate", tuned) == 1
     assert (
@@ -107,14 +107,14 @@ def test_the_test_text_is_measured_for_the_chosen_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []
-    measure = outcome.measure
+    measure = evaluation.measure
 
     def watched(model: Any, corpus: Corpus, split: str, **options: Any) -> Any:
         (running,) = [path for path in tmp_path.glob("*/trials/*") if not (path / "result.json").exists()]
         seen.append((running.name, split))
         return measure(model, corpus, split, **options)
 
-    monkeypatch.setattr(outcome, "measure", watched)
+    monkeypatch.setattr(evaluation, "measure", watched)
     assert call("sweep", folder, *SMALL, "--steps", "2", "--quiet", "--runs", tmp_path) == 0
     assert [name for name, split in seen if split == "test"] == ["final-plain-seed0", "final-hebbian-seed0"]
 

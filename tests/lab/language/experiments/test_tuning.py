@@ -77,7 +77,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert counts == {"literal rule": 3, PLAIN: 3}
     assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN} == {"plain"}
     literal = next(trial.settings for trial in bench.trials if trial.title == "literal rule")
-    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", "no")
+    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", False)
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 
     (table,) = tabulate_tuning(bench.outcomes)

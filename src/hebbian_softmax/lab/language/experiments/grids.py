@@ -79,7 +79,7 @@ def paper_sweep(preset: str) -> dict[str, tuple[Any, ...]]:
         "input_dropout": (0.3, 0.2, 0.1, 0.0),
         "output_dropout": (0.0,),
         "layer_norm": ("none", "output"),
-        "tied": ("yes", "no"),
+        "tied": (True, False),
         "learning_rate": (sizes.learning_rate,),
     }
 
@@ -93,7 +93,7 @@ def around_choice(preset: str) -> dict[str, tuple[Any, ...]]:
         "input_dropout": (0.3, 0.2, 0.1),
         "output_dropout": (0.0,),
         "layer_norm": ("none",),
-        "tied": ("yes",),
+        "tied": (True,),
         "learning_rate": (sizes.learning_rate, sizes.learning_rate / 2, 2 * sizes.learning_rate),
     }
 

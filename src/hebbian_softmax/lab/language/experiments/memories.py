@@ -18,7 +18,7 @@ from hebbian_softmax.lab.language.memories.command import FOLDER
 from hebbian_softmax.lab.language.memories.grid import Grids, ends
 from hebbian_softmax.lab.language.memories.options import SWEEP, Option
 from hebbian_softmax.lab.language.memories.rows import memory_rows
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 WITH = "rows with memories: none, cache, or all: cache and MbPA"
 MEMORIES = choice("none", "cache", "all")
@@ -84,7 +84,7 @@ def measures(settings: MemorySettings) -> list[Measure]:
 
 
 def with_memories(
-    mbpa: bool, grids: Grids, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
+    mbpa: bool, grids: Grids, model: LanguageModel, corpus: Corpus, folder: Path, quiet: bool
 ) -> Mapping[str, Mapping[str, Any]]:
     """The rows below a model's own, named as the paper names them: perplexities, in all and by frequency, the settings
     chosen, and which of those are at the ends of their grids."""

@@ -8,7 +8,7 @@ from hebbian_softmax.lab.language.experiments.presentation import Presented, Row
 from hebbian_softmax.lab.language.experiments.reproduction import Reproduction
 from hebbian_softmax.lab.language.experiments.tables import frequency_table, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.head import OBJECTIVES
+from hebbian_softmax.lab.language.settings import OBJECTIVES
 
 NAMES = {"l2": "L2", "ip": "IP", "svm": "SVM", "smax": "Smax"}
 PAPER = "The paper shows a figure without numbers and calls the four roughly equivalent."

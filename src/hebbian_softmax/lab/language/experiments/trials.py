@@ -23,17 +23,16 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
+from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.base.training import Interrupted, first_nonfinite, train
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.deterministic import deterministic
-from hebbian_softmax.lab.language.evaluation import perplexity
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.learner import deterministic
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
-from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
-from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import TrainSettings
 from hebbian_softmax.lab.language.source import heads_of, load
-from hebbian_softmax.lab.language.task import WordTask, make_windows
+from hebbian_softmax.lab.language.task import WordsProgress, WordTask, make_windows
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
 FOLDER = "trials"
@@ -42,7 +41,7 @@ SPLITS = {"tuning": (), "final": ("valid", "test")}
 
 WordSets = Mapping[str, Tensor]
 """By name, for each word of the vocabulary whether it belongs to the set (bool)."""
-Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
+Measure = Callable[[LanguageModel, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
 """Measures a trained model together with something else: by name the perplexity of each split, and what else is to be
 known of it. It is given the trial's folder, to keep things in, and whether to be quiet."""
 
@@ -141,7 +140,7 @@ class Bench:
         settings, device = trial.settings, choose_device(self.device)
         corpus, sets = self._corpus(settings)
         steps = settings.steps or max(1, round(settings.epochs * make_windows(corpus, settings, "cpu").epoch_steps))
-        with deterministic(settings.deterministic == "yes"):
+        with deterministic(settings.deterministic):
             task = WatchedTask(corpus, settings, heads_of(settings), steps=steps, device=device, deadline=self.deadline)
             run = self._open(trial)
             with run.held():
@@ -234,7 +233,7 @@ class Bench:
         if not (folder / "config.json").exists():
             write_atomic(folder / "config.json", (to_json(config, indent=2) + "\n").encode())
         run = open_run(folder)
-        if run.settings != as_stored(trial.settings):
+        if from_values(type(trial.settings), run.settings) != trial.settings:
             raise LabError(f"{folder} is of a trial with other settings: delete it to make that trial again")
         return run
 

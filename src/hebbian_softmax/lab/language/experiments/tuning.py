@@ -39,9 +39,9 @@ class Rule:
     settings: Mapping[str, Any]
 
 
-LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": "no"})
+LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": False})
 """The paper's Algorithm 1 as it stands."""
-CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": "yes"})
+CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": True})
 """With the project's scale and centre, and a count that includes the batch."""
 
 
