@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus, open_corpus
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, open_corpus
+from hebbian_softmax.lab.data.registry import KNOWN, load_corpus
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
 from hebbian_softmax.lab.language.settings import (
     FolderCompare,
@@ -19,12 +20,7 @@ from hebbian_softmax.lab.language.zipf import zipf_corpus
 
 FOLDER = "corpus"  # stands for any folder on the command line and in config.json
 CORPORA = {
-    "wikitext-2": "2 million words of Wikipedia",
-    "wikitext-103": "100 million words of Wikipedia: the paper's",
-    "gutenberg": "novels of Project Gutenberg: the paper's validation and test books",
-    "gigaword": "news of ten years: the paper's, licensed",
-    "reuters": "news of 1987 in the order of time",
-    "stdlib": "the Python standard library's source; no download",
+    **{name: kind.help for name, kind in KNOWN.items()},
     "zipf": "made-up words, as many as wanted; no download",
     FOLDER: "any prepared corpus: give its folder, or its name in hebbian data list, instead",
 }

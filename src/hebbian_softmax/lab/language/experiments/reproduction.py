@@ -11,8 +11,8 @@ from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
-from hebbian_softmax.lab.data.corpus import Corpus, no_corpus
-from hebbian_softmax.lab.data.known import KNOWN
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.data.registry import KNOWN, no_corpus
 from hebbian_softmax.lab.language.experiments.grids import (
     LSTM,
     RULE,
