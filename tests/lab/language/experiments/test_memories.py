@@ -14,7 +14,7 @@ from hebbian_softmax.lab.language.experiments.memory_tables import chosen_tables
 from hebbian_softmax.lab.language.experiments.presentation import summarize
 from hebbian_softmax.lab.language.experiments.tables import frequency_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.memories.grid import Grids
+from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.report.perplexities import shown
 from tests.lab.language.commands import call
 from tests.lab.language.experiments.miniature import folder, reproduce, table

@@ -4,7 +4,7 @@ The settings of the memories are chosen on the validation text for each model (a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.experiments.reproduction import ReproduceSettings
 from hebbian_softmax.lab.language.experiments.trials import Measure
 from hebbian_softmax.lab.language.memories.command import FOLDER
-from hebbian_softmax.lab.language.memories.grid import Grids, ends
-from hebbian_softmax.lab.language.memories.options import SWEEP, Option
-from hebbian_softmax.lab.language.memories.rows import memory_rows
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.settings import KINDS, Grids, ends, sweep_option
+from hebbian_softmax.lab.language.memories.sweep import memory_rows
 from hebbian_softmax.lab.language.model import LanguageModel
 
 WITH = "rows with memories: none, cache, or all: cache and MbPA"
 MEMORIES = choice("none", "cache", "all")
-GRIDS: Mapping[str, Option] = {
-    option.name[2:].replace("-", "_"): option for option in SWEEP if option.name.startswith("--sweep-")
+GRIDS: Mapping[str, Field[Any]] = {
+    sweep_option(field.name): field for field in fields(Grids) if isinstance(field.default, tuple)
 }
 """The options of `hebbian evaluate` that give grids, by the names of the settings here."""
 OF_THE_CACHE = ("sweep_thetas", "sweep_sizes", "sweep_cache_shares")
@@ -31,15 +31,14 @@ OF_THE_CACHE = ("sweep_thetas", "sweep_sizes", "sweep_cache_shares")
 
 def _grid(name: str) -> Any:
     """A grid as a setting: the text that the option's parser takes, which config.json keeps."""
-    option = GRIDS[name]
+    field = GRIDS[name]
+    parse = field.metadata["parse"]
 
     def as_text(values: tuple[Any, ...]) -> str:
         return ",".join(map(str, values))
 
-    default = as_text(getattr(Grids(), option.field))
-    return setting(
-        default, f"grid of {option.help}; values with commas", lambda text: as_text(option.parse(text)), True
-    )
+    help = f"grid of {field.metadata['help']}; values with commas"
+    return setting(as_text(getattr(Grids(), field.name)), help, lambda text: as_text(parse(text)), True)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class MemorySettings(ReproduceSettings):
 
 
 def grids_of(settings: MemorySettings) -> Grids:
-    given = {option.field: option.parse(getattr(settings, name)) for name, option in GRIDS.items()}
+    given = {field.name: field.metadata["parse"](getattr(settings, name)) for name, field in GRIDS.items()}
     return Grids(**given, two_step_words=settings.two_step_words)
 
 
@@ -89,11 +88,11 @@ def with_memories(
     """The rows below a model's own, named as the paper names them: perplexities, in all and by frequency, the settings
     chosen, and which of those are at the ends of their grids."""
     place = folder / FOLDER
-    found = memory_rows(model, corpus, grids=grids, mbpa=mbpa, folder=place, quiet=quiet)
+    found = memory_rows(model, corpus, grids=grids, kinds=KINDS if mbpa else KINDS[:1], folder=place, quiet=quiet)
     assert found.sweep is not None
-    points = [found.sweep.cache[0], found.sweep.chosen]
+    points = [found.sweep.points["cache"][0], found.sweep.chosen]
     return {
-        "Cache" if row.memories.mbpa is None else "Cache + MbPA": {
+        "Cache" if row.memories.of(MbpaSettings) is None else "Cache + MbPA": {
             **{split: score.perplexity for split, score in row.scores.items()},
             **row.as_plain(),
             "ends": ends(point, grids),

@@ -7,8 +7,9 @@ from hebbian_softmax.lab.language.experiments.presentation import perplexities
 from hebbian_softmax.lab.language.experiments.tables import kind_of, names_of_more
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import PLAIN, by_title
-from hebbian_softmax.lab.language.memories.outcome import GRID, describe_cache, describe_mbpa
-from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.outcome import GRID
 from hebbian_softmax.lab.language.report.perplexities import change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -63,8 +64,8 @@ def chosen_tables(outcomes: Sequence[Outcome]) -> list[Table]:
             for more, found in outcome.more.items():
                 if "cache" not in found:
                     continue
-                cache = describe_cache(CacheSettings(**found["cache"]))
-                mbpa = describe_mbpa(MbpaSettings(**found["mbpa"])) if found["mbpa"] else "–"
+                cache = CacheSettings(**found["cache"]).describe()
+                mbpa = MbpaSettings(**found["mbpa"]).describe() if found["mbpa"] else "–"
                 at_end = ", ".join(found["ends"]) or "–"
                 rows.append([f"{title} + {more}", outcome.settings["seed"], cache, mbpa, at_end])
     columns = ["", "seed", *GRID[:2], "at the end of its grid: the best may lie beyond"]
