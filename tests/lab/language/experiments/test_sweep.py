@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language import outcome
-from hebbian_softmax.lab.language.experiments import presentation as word_recipe
-from hebbian_softmax.lab.language.experiments import trials as word_trials
-from hebbian_softmax.lab.language.report.curves import draw_curves
 from tests import ROOT
 from tests.lab.language.commands import SIZES, call, only
-from tests.lab.language.experiments.quick import quick
+from tests.lab.language.experiments.conftest import result_of, unfinished
 from tests.lab.language.toy import folder
 
-__all__ = ["folder", "quick"]
+__all__ = ["folder"]
 GRID = f"{SIZES.replace('--hidden 8', '--hidden 8,4')} --layers 1 --layer-norm none --tied yes --input-dropout 0.1"
 SMALL = f"{GRID} --evaluations 2 --trials 2 --seeds 1".replace("--tensorboard no", "").split()
 
@@ -37,16 +33,11 @@ def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return only(runs)
 
 
-def result_of(run: Run) -> dict[str, Any]:
-    result = run.result()
-    assert result is not None
-    return result
-
-
 def without_times(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a resumed run must have in common with one that was not stopped."""
+    """Return what a resumed run must have in common with one that was not stopped."""
     for trial in trials:
         trial.pop("seconds")
+        trial["settings"].pop("checkpoint_seconds")
         for record in trial["curve"]:
             record.pop("seconds")
             record.pop("words_per_second", None)
@@ -103,44 +94,33 @@ def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsy
     )
 
 
-def test_the_test_text_is_measured_for_the_chosen_alone(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str]] = []
-    measure = outcome.measure
-
-    def watched(model: Any, corpus: Corpus, split: str, **options: Any) -> Any:
-        (running,) = [path for path in tmp_path.glob("*/trials/*") if not (path / "result.json").exists()]
-        seen.append((running.name, split))
-        return measure(model, corpus, split, **options)
-
-    monkeypatch.setattr(outcome, "measure", watched)
-    assert call("sweep", folder, *SMALL, "--steps", "2", "--quiet", "--runs", tmp_path) == 0
-    assert [name for name, split in seen if split == "test"] == ["final-plain-seed0", "final-hebbian-seed0"]
+def test_the_test_text_is_measured_for_the_chosen_alone(swept: Run) -> None:
+    """Every measurement of a text leaves the losses of its words."""
+    measured = {path.parent.name for path in swept.path.glob("trials/*/test-words.npz")}
+    assert measured == {"final-plain-seed0", "final-hebbian-seed0"}
 
 
-def test_a_killed_sweep_goes_on_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_sweep_goes_on_to_the_same_numbers(swept: Run, folder: Path, tmp_path: Path) -> None:
     """Killed inside its third trial; what was stored is not made again, what was begun goes on."""
     options = [*SMALL, "--steps", "12", "--checkpoint-seconds", "0.1"]
     command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", "sweep", str(folder), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path / "a")], cwd=ROOT, env=environment) as process:
+    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path)], cwd=ROOT, env=environment) as process:
         deadline = time.monotonic() + 120
-        while not list((tmp_path / "a").glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
+        while not list(tmp_path.glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    run = only(tmp_path / "a")
+    run = only(tmp_path)
     stored = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
     assert len(stored) == 2
     begun = open_run(run.path / "trials" / "tuning-hebbian-00-seed1000").load_checkpoint()
     assert begun is not None
     assert 0 < begun["step"] < 12
 
-    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path / "a") == 0
+    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path) == 0
     assert {path: path.stat().st_mtime_ns for path in stored} == stored
-    assert call("sweep", folder, *options, "--quiet", "--runs", tmp_path / "b") == 0
-    one, other = (without_times(result_of(only(tmp_path / name))["metrics"]["trials"]) for name in "ab")
+    one, other = (without_times(result_of(each)["metrics"]["trials"]) for each in (run, swept))
     assert one == other
 
 
@@ -165,25 +145,39 @@ def test_a_budget_stops_inside_a_trial_and_the_next_call_goes_on(
 def test_all_is_made_again_without_corpus_and_device(
     swept: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
+    run = unfinished(swept, tmp_path)
     (run.path / "perplexity.png").unlink()
-
-    def missing(*_: Any, **__: Any) -> Any:
-        raise AssertionError("neither is needed")
-
-    monkeypatch.setattr(word_trials, "load", missing)
-    monkeypatch.setattr(word_trials, "choose_device", missing)
-    monkeypatch.setattr(word_recipe, "draw_curves", draw_curves)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for path in run.path.rglob("*.json"):  # Neither the corpus nor the device that they name exists.
+        text = (
+            path.read_text().replace(run.settings["corpus"], "/nowhere").replace('"device": "cpu"', '"device": "cuda"')
+        )
+        path.write_text(text)
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
-    assert result_of(run) == result_of(swept)
+    assert result_of(run)["tables"] == result_of(swept)["tables"]
     drawn = (run.path / "perplexity.png").read_bytes()
     assert len(drawn) > 1000
-    # And from result.json alone, which is all that needs to travel.
+    # result.json alone is enough to draw the figure again.
     shutil.rmtree(run.path / "trials")
     (run.path / "perplexity.png").unlink()
     assert call("report", run.path) == 0
     assert (run.path / "perplexity.png").read_bytes() == drawn
+
+
+def test_trials_that_an_older_version_stored_are_recognised(swept: Run, tmp_path: Path) -> None:
+    """Older versions wrote yes and no where there are booleans now."""
+    run = unfinished(swept, tmp_path)
+    written = {True: "yes", False: "no"}
+    for path in run.path.glob("trials/*/result.json"):
+        content = json.loads(path.read_bytes())
+        settings = content["metrics"]["trial"]["settings"]
+        settings |= {name: written[value] for name, value in settings.items() if isinstance(value, bool)}
+        settings["seed"] = str(settings["seed"])
+        path.write_text(json.dumps(content))
+    before = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert result_of(run)["tables"] == result_of(swept)["tables"]
 
 
 def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
@@ -215,8 +209,7 @@ def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
 
 
 def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
+    run = unfinished(swept, tmp_path)
     stored = run.path / "trials" / "final-plain-seed0" / "result.json"
     content = json.loads(stored.read_bytes())
     content["metrics"]["trial"]["settings"]["hidden"] = 5
@@ -228,9 +221,7 @@ def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys
 
 def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
     """And not what the run was started with, which may have been another machine months ago."""
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
-    shutil.rmtree(run.path / "trials" / "final-hebbian-seed0")
+    run = unfinished(swept, tmp_path, "final-hebbian-seed0")
     began = {"started": "2000-01-01T00:00:00+00:00", "versions": {"torch": "1.0"}, "hardware": {"gpus": ["other"]}}
     (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
