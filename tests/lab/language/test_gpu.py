@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
@@ -92,7 +93,7 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
     text = corpus(words, 40_000)
 
     def task() -> WordTask:
-        return WordTask(text, settings(**sizes, precision="bf16"), {"": True}, steps=6, device=CUDA)
+        return WordTask(text, settings(**sizes, precision="bf16"), {ONLY: True}, steps=6, device=CUDA)
 
     def step(task: WordTask, count: int) -> None:
         for _ in range(count):
@@ -107,7 +108,7 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
         saved.seek(0)
         resumed.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         step(resumed, 3)
-    expected, found = (each.learners[""].model.state_dict() for each in (whole, resumed))
+    expected, found = (each.learners[ONLY].model.state_dict() for each in (whole, resumed))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 

@@ -10,6 +10,7 @@ import torch
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.plan import FILE, Speed, affordable_steps, make_plan, measure_speed
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
@@ -25,7 +26,7 @@ def settle(run: Run, made: list[WordTask] | None = None, **changes: Any) -> int:
     given = settings(Settings, **changes)
 
     def make(steps: int) -> WordTask:
-        task = WordTask(corpus(), given, {"": True}, steps=steps, device=device())
+        task = WordTask(corpus(), given, {ONLY: True}, steps=steps, device=device())
         if made is not None:
             made.append(task)
         return task
@@ -81,7 +82,7 @@ def test_what_a_device_takes_to_get_warm_is_not_counted_again_and_again(monkeypa
     monkeypatch.setattr(WordTask, "train_step", step)
     monkeypatch.setattr("hebbian_softmax.lab.language.plan.SAMPLE", 10)
     given = settings(Settings, max_seconds=1000.0)
-    task = WordTask(corpus(), given, {"": True}, steps=1, device=device())
+    task = WordTask(corpus(), given, {ONLY: True}, steps=1, device=device())
     predictions = sum(len(task.corpus.splits[split]) - 1 for split in ("valid", "test"))
     speed = measure_speed(task, given, 0.0)
     assert speed == Speed(step=1.0, evaluation=2.0, final=pytest.approx(2.0 / 10 * predictions), spent=now)

@@ -9,6 +9,7 @@ import torch
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.settings import as_options, from_values
 from hebbian_softmax.lab.language.learner import Learner, choose_precision, make_model
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
@@ -71,7 +72,7 @@ def test_validation_while_training_is_in_streams_of_the_first_words(monkeypatch:
     measure = module.measure
     monkeypatch.setattr(module, "measure", watch)
     made = settings(Settings, valid_streams=3, valid_words=17)
-    WordTask(corpus(), made, {"": True}, steps=1, device=device()).evaluate()
+    WordTask(corpus(), made, {ONLY: True}, steps=1, device=device()).evaluate()
     assert asked == [{"split": "valid", "streams": 3, "first": 17}]
 
 

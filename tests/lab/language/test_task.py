@@ -11,13 +11,14 @@ from torch import nn
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
 from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
 from hebbian_softmax.lab.language.schedule import learning_rate
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
-BOTH = {"plain_": False, "hebbian_": True}
+BOTH = {PLAIN: False, HEBBIAN: True}
 
 
 def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **changes: Any) -> WordTask:
@@ -25,18 +26,18 @@ def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **ch
     return WordTask(words or corpus(), given, heads, steps=steps, device=device())
 
 
-def weights(task: WordTask, prefix: str) -> dict[str, torch.Tensor]:
-    return dict(task.learners[prefix].model.named_parameters())
+def weights(task: WordTask, name: ModelName) -> dict[str, torch.Tensor]:
+    return dict(task.learners[name].model.named_parameters())
 
 
 def assert_equal(task: WordTask, equal: bool) -> None:
-    pairs = zip(weights(task, "plain_").values(), weights(task, "hebbian_").values(), strict=True)
+    pairs = zip(weights(task, PLAIN).values(), weights(task, HEBBIAN).values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs) == equal
 
 
 def test_plain_training_is_a_plain_loop() -> None:
     """Nothing of the head, the windows' share or the task but the network's features: torch's own loss and Adam."""
-    found = task({"": False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01)
+    found = task({ONLY: False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01)
     literal = make_model(found.settings, WORDS, hebbian=False, device=device())
     optimizer = torch.optim.Adam(literal.parameters(), betas=(0.0, 0.999))
     for step in range(6):
@@ -50,7 +51,7 @@ def test_plain_training_is_a_plain_loop() -> None:
             group["lr"] = learning_rate(step, peak=0.01, schedule="cosine", warmup=2, steps=10)
         optimizer.step()
         torch.testing.assert_close(found.train_step()["loss"], loss.detach())
-    for one, other in zip(found.learners[""].model.parameters(), literal.parameters(), strict=True):
+    for one, other in zip(found.learners[ONLY].model.parameters(), literal.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -63,14 +64,14 @@ def test_both_start_from_the_same_weights_and_differ_by_the_rule_alone() -> None
         assert losses["plain_loss"] == losses["hebbian_loss"]  # the same dropout, too
     assert_equal(with_rule, False)
     assert_equal(without, True)
-    assert int(without.learners["hebbian_"].model.head.counts.sum()) == 4 * 20
+    assert int(without.learners[HEBBIAN].model.head.counts.sum()) == 4 * 20
 
 
 def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
     late = task(start=3)
     for step in range(4):
         assert_equal(late, True)
-        assert int(late.learners["hebbian_"].model.head.counts.sum()) == 20 * step
+        assert int(late.learners[HEBBIAN].model.head.counts.sum()) == 20 * step
         late.train_step()
     assert_equal(late, False)
 
@@ -79,11 +80,11 @@ def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
 def test_every_optimizer_learns_and_memorises(name: str) -> None:
     found = task(optimizer=name, learning_rate=0.02, input_dropout=0.0, steps=60, schedule="constant")
     losses = [found.train_step() for _ in range(60)]
-    for prefix in BOTH:
-        values = torch.stack([each[f"{prefix}loss"] for each in losses])
+    for name in BOTH:
+        values = torch.stack([each[f"{name.log_prefix}loss"] for each in losses])
         assert values[-10:].mean() < values[:10].mean()
-    assert int(found.learners["hebbian_"].model.head.counts.sum()) == 60 * 20
-    assert int(found.learners["plain_"].model.head.counts.sum()) == 0
+    assert int(found.learners[HEBBIAN].model.head.counts.sum()) == 60 * 20
+    assert int(found.learners[PLAIN].model.head.counts.sum()) == 0
 
 
 def test_one_pass_adam_is_adam() -> None:
@@ -143,7 +144,7 @@ def test_a_checkpoint_of_other_words_is_refused() -> None:
 def test_a_checkpoint_of_other_models_is_refused() -> None:
     state = task().state_dict()
     with pytest.raises(ValueError, match="it has the models"):
-        task({"": True}).load_state_dict(state)
+        task({ONLY: True}).load_state_dict(state)
     with pytest.raises(RuntimeError, match="size mismatch"):
         task(hidden=9).load_state_dict(state)
 

@@ -70,6 +70,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return 0
     for table in tabulate(scores, trained.corpus):
         print(as_text(table), end="\n\n")
-    files = [words_file(prefix, split) for prefix in scores for split in splits]
+    files = [words_file(name, split) for name in scores for split in splits]
     print(f"After step {trained.step:,}. Losses of single words: {', '.join(str(run.path / file) for file in files)}")
     return 0

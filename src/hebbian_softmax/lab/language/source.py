@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, load_corpus, open_corpus
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
 from hebbian_softmax.lab.language.settings import (
     FolderCompare,
     FolderSource,
@@ -62,8 +63,8 @@ def load(name: str, settings: Settings, quiet: bool) -> Corpus:
     return open_corpus(load_corpus(name, data_root=settings.data_root, quiet=quiet).path, verify=True)
 
 
-def heads_of(settings: Settings) -> dict[str, bool]:
-    """The models of a run: the prefix of their names in the log, and whether they memorise."""
+def heads_of(settings: Settings) -> dict[ModelName, bool]:
+    """Return the models of a run, and whether each of them memorises."""
     if isinstance(settings, TrainSettings):
-        return {"": settings.head == "hebbian"}
-    return {"plain_": False, "hebbian_": True}
+        return {ONLY: settings.head == "hebbian"}
+    return {PLAIN: False, HEBBIAN: True}

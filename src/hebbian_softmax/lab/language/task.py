@@ -13,6 +13,7 @@ from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import measure, text_of
 from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.schedule import learning_rate
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.windows import Windows
@@ -21,7 +22,7 @@ ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a small
 
 
 class WordTask:
-    """Trains a model for each entry of `heads`: a prefix for its names in the log, and whether it is Hebbian.
+    """Trains a model for each entry of `heads`: the model's name, and whether it is Hebbian.
 
     All start from the same weights, and a step gives all of them the same batch, the same dropout and the same
     learning rate: each follows from the seed and the number of the step, so that number is all there is to save of
@@ -29,7 +30,7 @@ class WordTask:
     """
 
     def __init__(
-        self, corpus: Corpus, settings: Settings, heads: Mapping[str, bool], *, steps: int, device: torch.device
+        self, corpus: Corpus, settings: Settings, heads: Mapping[ModelName, bool], *, steps: int, device: torch.device
     ) -> None:
         for split in ("valid", "test"):
             text_of(corpus, split)
@@ -38,8 +39,8 @@ class WordTask:
         self.windows = make_windows(corpus, settings, device)
         with enough_memory("the model", "take a smaller --hidden or --embedding"):
             self.learners = {
-                prefix: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
-                for prefix, hebbian in heads.items()
+                name: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
+                for name, hebbian in heads.items()
             }
         self.step = 0
         self._timed: tuple[float, int] | None = None
@@ -62,10 +63,12 @@ class WordTask:
         )
         seed = derive_seed(self.settings.seed, "dropout", self.step, self.ranks.rank)
         losses = {}
-        for prefix, learner in self.learners.items():
+        for name, learner in self.learners.items():
             torch.manual_seed(seed)
             with enough_memory("a step", ADVICE):
-                losses[f"{prefix}loss"] = learner.step(words, rate, memorizing=self.step >= self.settings.start)
+                losses[f"{name.log_prefix}loss"] = learner.step(
+                    words, rate, memorizing=self.step >= self.settings.start
+                )
         self.step += 1
         return losses
 
@@ -75,7 +78,7 @@ class WordTask:
         if self._timed is not None:
             since, first = self._timed
             metrics["words_per_second"] = (self.step - first) * self.step_words / (time.monotonic() - since)
-        for prefix, learner in self.learners.items():
+        for name, learner in self.learners.items():
             with enough_memory("an evaluation beside training", ADVICE):
                 score, _ = measure(
                     learner.model,
@@ -84,20 +87,21 @@ class WordTask:
                     streams=self.settings.valid_streams,
                     first=self.settings.valid_words,
                 )
-            metrics |= score.as_metrics(f"{prefix}valid")
+            metrics |= score.as_metrics(f"{name.log_prefix}valid")
         self._timed = None
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        learners = {prefix: learner.state_dict() for prefix, learner in self.learners.items()}
+        learners = {name.log_prefix: learner.state_dict() for name, learner in self.learners.items()}
         return {"step": self.step, "corpus": self.corpus.fingerprint, "learners": learners}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_corpus(state, self.corpus)
-        if set(state["learners"]) != set(self.learners):
-            raise ValueError(f"it has the models {sorted(state['learners'])}, not {sorted(self.learners)}")
-        for prefix, learner in self.learners.items():
-            learner.load_state_dict(state["learners"][prefix])
+        expected = {name.log_prefix for name in self.learners}
+        if set(state["learners"]) != expected:
+            raise ValueError(f"it has the models {sorted(state['learners'])}, not {sorted(expected)}")
+        for name, learner in self.learners.items():
+            learner.load_state_dict(state["learners"][name.log_prefix])
         self.step = state["step"]
 
 

@@ -11,6 +11,7 @@ from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import check_corpus
@@ -21,12 +22,12 @@ TRIALS = "trials/final-*"
 
 @dataclass(frozen=True)
 class Trained:
-    """`models` are named by their prefix in the log: empty, or `plain_` and `hebbian_`."""
+    """The models of a run, with the settings and the corpus that they were trained with."""
 
     run: Run
     settings: Settings
     corpus: Corpus
-    models: Mapping[str, WordLSTM]
+    models: Mapping[ModelName, WordLSTM]
     step: int
 
 
@@ -54,10 +55,10 @@ def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trai
     models = {}
     try:
         check_corpus(checkpoint["task"], corpus)
-        for prefix, hebbian in heads_of(settings).items():
+        for model_name, hebbian in heads_of(settings).items():
             model = make_model(settings, len(corpus.words), hebbian=hebbian, device=device)
-            model.load_state_dict(checkpoint["task"]["learners"][prefix]["model"])
-            models[prefix] = model.eval()
+            model.load_state_dict(checkpoint["task"]["learners"][model_name.log_prefix]["model"])
+            models[model_name] = model.eval()
         return Trained(run, settings, corpus, models, int(checkpoint["step"]))
     except LabError as error:
         raise LabError(f"{run.path} cannot be measured: {error}") from error

@@ -12,6 +12,7 @@ import pytest
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.language.memories import reading as memories_module
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.trained import load_trained
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_of
@@ -67,7 +68,7 @@ def test_numbers_and_words_are_those_of_the_literal_loop(run: Run, capsys: pytes
     assert rows[2]["mbpa"] == {"size": 20, "neighbours": 5, "steps": 1, "rate": 0.3, "l2": 0.5, "share": 0.1}
     for split in ("valid", "test"):
         ids = there.corpus.splits[split]
-        parts = parts_of(there.models[""], ids, BOTH)
+        parts = parts_of(there.models[ONLY], ids, BOTH)
         literal = [losses_of(parts, *each) for each in ((None, None), (BOTH.cache, None), (BOTH.cache, BOTH.mbpa))]
         with np.load(run.path / f"{split}-memory-words.npz") as words:
             assert words["ids"].tolist() == ids[1:].tolist()
@@ -138,7 +139,7 @@ def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pyte
     point = grid["mbpa"][-1]  # any will do
     cache = CacheSettings(point["cache_size"], point["cache_theta"], point["cache_share"])
     mbpa = MbpaSettings(**{key.removeprefix("mbpa_"): value for key, value in point.items() if "mbpa" in key})
-    parts = parts_of(there.models[""], there.corpus.splits["valid"], Memories(cache, mbpa))
+    parts = parts_of(there.models[ONLY], there.corpus.splits["valid"], Memories(cache, mbpa))
     assert point["perplexity"] == pytest.approx(perplexity_of(losses_of(parts, cache, mbpa)), rel=1e-5)
     assert rows[1]["cache"]["theta"] == grid["chosen"]["cache"]["cache_theta"]
     assert rows[2]["mbpa"]["share"] == grid["chosen"]["last"]["mbpa_share"]

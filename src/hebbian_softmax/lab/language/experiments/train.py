@@ -25,7 +25,8 @@ from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.language.board import board
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import Score
-from hebbian_softmax.lab.language.outcome import NAMES, TEXTS, as_plain, draw, measure_all, tabulate
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
+from hebbian_softmax.lab.language.outcome import TEXTS, as_plain, draw, measure_all, tabulate
 from hebbian_softmax.lab.language.plan import make_plan
 from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.report.curves import CAPTION
@@ -61,7 +62,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
             show=partial(WordsProgress, step_words=task.step_words),
             logged=logged,
         )
-        models = {prefix: learner.model for prefix, learner in task.learners.items()}
+        models = {model: learner.model for model, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
     records = run.records()
     result = Result(
@@ -84,28 +85,28 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
 
 
 def summarize(
-    scores: Mapping[str, Mapping[str, Score]], task: WordTask, seconds: float, last: Mapping[str, Any]
+    scores: Mapping[ModelName, Mapping[str, Score]], task: WordTask, seconds: float, last: Mapping[str, Any]
 ) -> str:
     """What was seen, in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
     words += f", {task.steps / task.windows.epoch_steps:.2g} epochs of the text"
-    if "" in scores:
-        kind = "Hebbian" if task.learners[""].model.memorizes else "plain"
+    if ONLY in scores:
+        kind = "Hebbian" if task.learners[ONLY].model.memorizes else "plain"
         sentences = [f"A {kind} softmax, trained for {words}, in {seconds:.0f} s."]
         sentences += [
-            f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[""].items()
+            f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[ONLY].items()
         ]
     else:
         sentences = [f"Both were trained for {words}."]
-        for split, plain in scores["plain_"].items():
-            hebbian = scores["hebbian_"][split]
+        for split, plain in scores[PLAIN].items():
+            hebbian = scores[HEBBIAN][split]
             sentences.append(
                 f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
                 f"Hebbian softmax {hebbian.perplexity:.2f}; {_of_rarest(plain, hebbian)}."
             )
     if not any(scores.values()):
-        values = {prefix: f"{last.get(f'{prefix}valid_perplexity', math.nan):.2f}" for prefix in scores}
-        seen = [f"{NAMES[prefix]} {value}" if prefix else value for prefix, value in values.items()]
+        values = {name: f"{last.get(f'{name.log_prefix}valid_perplexity', math.nan):.2f}" for name in scores}
+        seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
 

@@ -28,10 +28,11 @@ from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import perplexity
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import TrainSettings
-from hebbian_softmax.lab.language.source import load
+from hebbian_softmax.lab.language.source import heads_of, load
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
@@ -147,7 +148,7 @@ class Bench:
         corpus, sets = self._corpus(settings)
         steps = settings.steps or max(1, round(settings.epochs * make_windows(corpus, settings, "cpu").epoch_steps))
         with deterministic(settings.deterministic == "yes"):
-            task = WordTask(corpus, settings, {"": settings.head == "hebbian"}, steps=steps, device=device)
+            task = WordTask(corpus, settings, heads_of(settings), steps=steps, device=device)
             run = self._open(trial)
             with run.held():
                 seconds, diverged = self._train(task, run, label)
@@ -198,14 +199,14 @@ class Bench:
 
     def _measure_and_store(self, trial: Trial, outcome: Outcome, task: WordTask, run: Run, sets: WordSets) -> Outcome:
         """Measure the model on the texts that this part of the trials may see, and write the trial's result.json."""
-        corpus, model = task.corpus, task.learners[""].model
+        corpus, model = task.corpus, task.learners[ONLY].model
         splits = () if outcome.diverged else SPLITS[trial.part]
-        scores = measure_all({"": model}, corpus, splits, run, quiet=self.quiet)
+        scores = measure_all({ONLY: model}, corpus, splits, run, quiet=self.quiet)
         more: dict[str, Mapping[str, Any]] = {}
         for measure in self.measures if splits else ():
             more |= measure(model, corpus, run.path, self.quiet)
-        kept = {split: score_sets(run.path / words_file("", split), sets) for split in splits if sets}
-        outcome = replace(outcome, scores=as_plain(scores)["model"], sets=kept, more=more)
+        kept = {split: score_sets(run.path / words_file(ONLY, split), sets) for split in splits if sets}
+        outcome = replace(outcome, scores=as_plain(scores)[ONLY.key], sets=kept, more=more)
         summary = f"{trial.title}: {outcome.steps:,} steps of the trial {trial.name}."
         summary += " Its numbers became infinite or nan." if outcome.diverged else ""
         record = asdict(outcome)

@@ -10,7 +10,6 @@ from hebbian_softmax.lab.language.memories.options import grids_of, memories_of,
 from hebbian_softmax.lab.language.memories.outcome import (
     Measured,
     as_json,
-    file_prefix,
     keep_view,
     keep_words,
     sentences,
@@ -20,7 +19,8 @@ from hebbian_softmax.lab.language.memories.outcome import (
 from hebbian_softmax.lab.language.memories.reading import Memories
 from hebbian_softmax.lab.language.memories.rows import ALONE, MemoryRows, memory_rows, read_shown, score_rows
 from hebbian_softmax.lab.language.memories.view import check_stretch
-from hebbian_softmax.lab.language.outcome import NAMES, TEXTS
+from hebbian_softmax.lab.language.names import ModelName
+from hebbian_softmax.lab.language.outcome import TEXTS
 from hebbian_softmax.lab.language.trained import Trained
 from hebbian_softmax.lab.report.tables import as_text
 
@@ -29,36 +29,38 @@ GRID_FILE = "memory-sweep.json"
 FOLDER = "memories"  # in the run folder: parts of a sweep
 
 
-def measure_with(trained: Trained, memories: Memories, splits: Sequence[str], quiet: bool) -> dict[str, MemoryRows]:
+def measure_with(
+    trained: Trained, memories: Memories, splits: Sequence[str], quiet: bool
+) -> dict[ModelName, MemoryRows]:
     """Every model with the memories as they are given."""
     cached = Memories(memories.cache, None)
     rows = list(dict.fromkeys([ALONE, cached, memories]))  # without those that would be the same
     measured = {}
-    for prefix, model in trained.models.items():
+    for name, model in trained.models.items():
         parts = {}
         for split in splits:
-            label = f"{NAMES.get(prefix, 'the model')} with memories, {TEXTS[split]} text"
+            label = f"{name.title} with memories, {TEXTS[split]} text"
             parts[split] = read_shown(model, text_of(trained.corpus, split), memories, label, quiet)
-        measured[prefix] = MemoryRows(score_rows(trained.corpus, rows, parts), parts)
+        measured[name] = MemoryRows(score_rows(trained.corpus, rows, parts), parts)
     return measured
 
 
-def sweep_all(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> dict[str, MemoryRows]:
+def sweep_all(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> dict[ModelName, MemoryRows]:
     """Every model with memories that suit it."""
     return {
-        prefix: memory_rows(
+        name: memory_rows(
             model,
             trained.corpus,
             grids=grids_of(arguments),
             mbpa=arguments.mbpa or not arguments.cache,
             splits=splits,
             folder=trained.run.path / FOLDER,
-            prefix=file_prefix(prefix),
+            prefix=name.file_prefix,
             workspace=workspace_of(arguments),
-            label=NAMES.get(prefix, "the model"),
+            label=name.title,
             quiet=arguments.quiet,
         )
-        for prefix, model in trained.models.items()
+        for name, model in trained.models.items()
     }
 
 
@@ -74,13 +76,13 @@ def evaluate_memories(trained: Trained, arguments: argparse.Namespace, splits: S
         assert memories is not None
         measured = measure_with(trained, memories, splits, arguments.quiet)
     files, pictures = [], {}
-    for prefix, found in measured.items():
-        file, figure, image = keep_view(run, prefix, found, corpus, arguments.words)
-        files += [*keep_words(run, prefix, found, corpus), file, figure.file]
+    for name, found in measured.items():
+        file, figure, image = keep_view(run, name, found, corpus, arguments.words)
+        files += [*keep_words(run, name, found, corpus), file, figure.file]
         pictures[figure] = image
     if arguments.sweep:
-        grids = {prefix.rstrip("_") or "model": found.sweep for prefix, found in measured.items()}
-        content = {"step": trained.step, "models": {name: each.as_plain() for name, each in grids.items() if each}}
+        grids = {name.key: found.sweep for name, found in measured.items()}
+        content = {"step": trained.step, "models": {key: each.as_plain() for key, each in grids.items() if each}}
         write_atomic(run.path / GRID_FILE, (to_json(content, indent=2) + "\n").encode())
         files.append(GRID_FILE)
     report = {"step": trained.step, "streams": 1, "memories": as_json(measured), "notes": sentences(measured)}

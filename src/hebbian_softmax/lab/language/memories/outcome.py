@@ -14,28 +14,24 @@ from hebbian_softmax.lab.language.memories.grid import Point
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
 from hebbian_softmax.lab.language.memories.rows import MemoryRows
 from hebbian_softmax.lab.language.memories.view import as_plain, choose_stretch, draw, view
-from hebbian_softmax.lab.language.outcome import NAMES, TEXTS
+from hebbian_softmax.lab.language.names import ONLY, ModelName
+from hebbian_softmax.lab.language.outcome import TEXTS
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 TITLE = "With memories: "  # how all tables here begin
 BEST = 5  # points of each grid that are shown
-Measured = Mapping[str, MemoryRows]
-"""By the prefix of the model."""
+Measured = Mapping[ModelName, MemoryRows]
 
 
-def file_prefix(prefix: str) -> str:
-    return prefix.replace("_", "-")
-
-
-def words_file(prefix: str, split: str) -> str:
+def words_file(name: ModelName, split: str) -> str:
     """What was thought of every word: `ids`; -log p under `model`, `cache` and `mbpa`; and `nll`, a line for each of
     `rows`, that of the mixture. Infinite where a word is not in the cache, NaN while that is empty."""
-    return f"{file_prefix(prefix)}{split}-memory-words.npz"
+    return f"{name.file_prefix}{split}-memory-words.npz"
 
 
-def keep_words(run: Run, prefix: str, found: MemoryRows, corpus: Corpus) -> list[str]:
+def keep_words(run: Run, model: ModelName, found: MemoryRows, corpus: Corpus) -> list[str]:
     """Write the words' files; the value is their names."""
     import numpy as np
 
@@ -46,13 +42,13 @@ def keep_words(run: Run, prefix: str, found: MemoryRows, corpus: Corpus) -> list
         arrays["rows"] = np.array([row.memories.name for row in found.rows])
         arrays["ids"] = text_of(corpus, split)[1:].numpy()
         arrays["corpus"] = np.array(corpus.fingerprint)
-        files.append(words_file(prefix, split))
+        files.append(words_file(model, split))
         write_atomic(run.path / files[-1], partial(np.savez_compressed, **arrays))
     return files
 
 
 def keep_view(
-    run: Run, prefix: str, found: MemoryRows, corpus: Corpus, wanted: tuple[int, int] | None
+    run: Run, model: ModelName, found: MemoryRows, corpus: Corpus, wanted: tuple[int, int] | None
 ) -> tuple[str, Figure, bytes]:
     """Write the words of a stretch as JSON; the value is that file, and the picture, which is not written yet.
 
@@ -62,25 +58,25 @@ def keep_view(
     parts = found.parts[split]
     stretch = choose_stretch(parts, memories) if wanted is None else wanted
     words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
-    file = f"{file_prefix(prefix)}memory-view.json"
+    file = f"{model.file_prefix}memory-view.json"
     content = {"split": split, "first": stretch[0], "last": stretch[1], "words": as_plain(words)}
     write_atomic(run.path / file, (to_json(content, indent=2) + "\n").encode())
     caption = (
-        f"{_of(prefix)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
+        f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
         f"{stretch[1] - 1:,} of the {TEXTS[split]} text; beside it the probability without and with memories."
     )
-    return file, Figure(f"{file_prefix(prefix)}memory-view.png", caption), draw(words, memories)
+    return file, Figure(f"{model.file_prefix}memory-view.png", caption), draw(words, memories)
 
 
-def _of(prefix: str) -> str:
-    return f"{NAMES[prefix].capitalize()}. " if prefix in NAMES else ""
+def _of(name: ModelName) -> str:
+    return "" if name == ONLY else f"{name.title.capitalize()}. "
 
 
 def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
     """For each model and split its perplexities by frequency, the rows side by side; then the best of its grids."""
     tables = []
-    for prefix, found in measured.items():
-        name = f"{NAMES[prefix]}, " if prefix in NAMES else ""
+    for name, found in measured.items():
+        of = "" if name == ONLY else f"{name.title}, "
         for split in found.parts:
             scores = [row.scores[split] for row in found.rows]
             rows: list[list[Cell]] = [["all", scores[0].words, *(each.perplexity for each in scores)]]
@@ -90,7 +86,7 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
                 if (words := scores[0].bucket_words[bucket])
             ]
             columns = ["words seen in training", "predictions", *(row.memories.name for row in found.rows)]
-            title = f"{TITLE}{name}perplexity on the {TEXTS[split]} text of {corpus.name}"
+            title = f"{TITLE}{of}perplexity on the {TEXTS[split]} text of {corpus.name}"
             tables.append(Table(title, columns, rows))
         if found.sweep is not None:
             two = found.sweep.two_steps
@@ -100,7 +96,7 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
                 "the best of two steps, on a stretch of": two.points if two else (),
             }
             tables += [
-                Table(f"{TITLE}{name}{what} the validation text", GRID, [_line(point) for point in points[:BEST]])
+                Table(f"{TITLE}{of}{what} the validation text", GRID, [_line(point) for point in points[:BEST]])
                 for what, points in grids.items()
                 if points
             ]
@@ -127,14 +123,14 @@ def describe_mbpa(mbpa: MbpaSettings) -> str:
 def sentences(measured: Measured) -> list[str]:
     """The settings of each row, and what is to be known about how they were chosen."""
     lines = []
-    for prefix, found in measured.items():
+    for name, found in measured.items():
         last: Memories = found.rows[-1].memories
         cached = [row.memories.cache for row in found.rows if row.memories.cache is not None]
         said = [f"cache (θ, n, λ): {describe_cache(cached[0])}"] if cached else []
         if last.mbpa is not None:
             beside = f" beside a cache of λ {last.cache.share:g}" if last.cache and last.cache != cached[0] else ""
             said.append(f"MbPA (K, steps, α, β, λ): {describe_mbpa(last.mbpa)}{beside}")
-        lines.append(_of(prefix) + "; ".join(said) + ".")
+        lines.append(_of(name) + "; ".join(said) + ".")
         if found.sweep is not None:
             lines.append(f"The mean of ‖h‖² is {found.sweep.squared_norm:.3g}.")
             lines += found.sweep.notes
@@ -161,4 +157,4 @@ def show_on_page(run: Run, tables: Sequence[Table], pictures: Mapping[Figure, by
 
 def as_json(measured: Measured) -> dict[str, Any]:
     """The rows, by model."""
-    return {prefix.rstrip("_") or "model": [row.as_plain() for row in found.rows] for prefix, found in measured.items()}
+    return {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
