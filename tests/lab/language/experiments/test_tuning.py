@@ -17,7 +17,6 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
     LITERAL,
     OF_A_TRIAL,
-    PLAIN,
     SEED,
     best_of,
     candidates,
@@ -28,6 +27,7 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     subset,
     tune,
 )
+from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
 
 KIND = grid_settings(SweepSettings, TrainSettings)
@@ -147,9 +147,9 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert {each.steps for each in chosen.values()} == {20}
     assert {trial.settings.seed for trial in bench.trials} == {SEED}
     assert {trial.settings.steps for trial in bench.trials} == {10}
-    counts = {title: sum(trial.title == title for trial in bench.trials) for title in ("literal rule", PLAIN)}
-    assert counts == {"literal rule": 3, PLAIN: 3}
-    assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN} == {"plain"}
+    counts = {title: sum(trial.title == title for trial in bench.trials) for title in ("literal rule", PLAIN.title)}
+    assert counts == {"literal rule": 3, PLAIN.title: 3}
+    assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN.title} == {"plain"}
     literal = next(trial.settings for trial in bench.trials if trial.title == "literal rule")
     assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", "no")
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
@@ -157,10 +157,10 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     (table,) = tuning_tables(bench.outcomes)
     assert len(table.rows) == 9
     marked = [row for row in table.rows if row[-1] == "chosen"]
-    assert [row[0] for row in marked] == [PLAIN, "literal rule", "corrected rule"]
+    assert [row[0] for row in marked] == [PLAIN.title, "literal rule", "corrected rule"]
     assert [row[-2] for row in marked] == [4.0, 24.0, 9.0]
     assert "3 settings each" in table.title
-    (single,) = tuning_tables([outcome for outcome in bench.outcomes if outcome.title == PLAIN][:1])
+    (single,) = tuning_tables([outcome for outcome in bench.outcomes if outcome.title == PLAIN.title][:1])
     assert single.title.startswith("Tuning: 1 setting each, ")
 
 

@@ -10,7 +10,8 @@ from hebbian_softmax.lab.language.experiments.experiment import ReproduceSetting
 from hebbian_softmax.lab.language.experiments.paper_numbers import FREQUENCY_TABLE
 from hebbian_softmax.lab.language.experiments.tables import by_title, frequency_table, perplexities
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import PLAIN, Grid, Row, candidates
+from hebbian_softmax.lab.language.experiments.tuning import Grid, Row, candidates
+from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import below_from
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -38,8 +39,8 @@ class Curves(Reproduction[ReproduceSettings]):
         rows: list[list[Cell]] = []
         for title, group in groups.items():
             since: Cell = None
-            if title != PLAIN:
-                words = below_from([each.curve for each in groups[PLAIN]], [each.curve for each in group])
+            if title != PLAIN.title:
+                words = below_from([each.curve for each in groups[PLAIN.title]], [each.curve for each in group])
                 since = "never" if words is None else f"{words / 1e6:,.3g} million"
             rows.append([title, *(spread_cell(perplexities(group, split)) for split in ("valid", "test")), since])
         softmax, hebbian = FREQUENCY_TABLE[self.corpus]

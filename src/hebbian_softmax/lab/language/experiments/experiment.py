@@ -24,7 +24,6 @@ from hebbian_softmax.lab.language.experiments.trials import FOLDER, Bench, Measu
 from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
     LITERAL,
-    PLAIN,
     Grid,
     Row,
     Rule,
@@ -36,6 +35,7 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     paper_rule,
     tune,
 )
+from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import BANDS, CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import PRESETS, FolderTrain, TrainSettings
 from hebbian_softmax.lab.language.source import FOLDER as ANY_FOLDER
@@ -162,7 +162,7 @@ class Experiment(Recipe, Generic[S]):
     def tables_so_far(self, run: Run) -> list[Table]:
         """Return the tables with the seeds that all rows have; none before there is such a seed."""
         whole = whole_seeds(stored_outcomes(run))
-        if PLAIN not in by_title(whole, "final"):
+        if PLAIN.title not in by_title(whole, "final"):
             return []
         return [replace(table, title=f"Not finished: {table.title}") for table in self._all_tables(whole)]
 

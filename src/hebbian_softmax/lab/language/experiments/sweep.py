@@ -14,6 +14,7 @@ from hebbian_softmax.lab.language.experiments.experiment import Experiment, Expe
 from hebbian_softmax.lab.language.experiments.tables import frequency_table, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import Grid, Rule, base_settings, grid_settings, paper_sweep
+from hebbian_softmax.lab.language.names import HEBBIAN
 from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
 from hebbian_softmax.lab.report.tables import Table
@@ -31,7 +32,7 @@ class Sweep(Experiment[SweepSettings]):
     """`hebbian sweep NAME`: a plain softmax and the rule as the options of `hebbian train` describe it."""
 
     title = "A sweep"
-    rules = (Rule("hebbian", "Hebbian softmax", {}),)
+    rules = (Rule(HEBBIAN.key, HEBBIAN.title, {}),)
 
     def __init__(self, name: str, help: str) -> None:
         self.trained = cast(type[TrainSettings], settings_type("train", name))

@@ -10,9 +10,10 @@ from typing import Any
 from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE, WIKITEXT_TABLE, paper_corpus
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import LSTM, PLAIN, RULE, SEED, as_text, best_of
+from hebbian_softmax.lab.language.experiments.tuning import LSTM, RULE, SEED, as_text, best_of
 from hebbian_softmax.lab.language.memories.outcome import GRID, describe_cache, describe_mbpa
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings
+from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.perplexities import apart, change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -56,31 +57,31 @@ def corpus_kind(outcomes: Sequence[Outcome]) -> str:
 
 def summarize(groups: Mapping[str, Sequence[Outcome]]) -> str:
     """Describe the test perplexities, and say which differences exceed the spread over seeds, in either direction."""
-    seeds = len(groups[PLAIN])
+    seeds = len(groups[PLAIN.title])
     over = f"mean ± 2σ over {seeds} seeds" if seeds > 1 else "one seed"
     values = {title: perplexities(group, "test") for title, group in groups.items()}
     cells = [f"{title} {spread_cell(found)}" for title, found in values.items()]
-    words = f"Test perplexity ({over}, {groups[PLAIN][0].words:,} training words): {'; '.join(cells)}."
+    words = f"Test perplexity ({over}, {groups[PLAIN.title][0].words:,} training words): {'; '.join(cells)}."
     finite = [title for title, found in values.items() if math.isfinite(sum(found))]
-    compared = [title for title in finite if title != PLAIN] if PLAIN in finite else []
+    compared = [title for title in finite if title != PLAIN.title] if PLAIN.title in finite else []
     if seeds == 1 or not compared:
         return words
-    separate = [title for title in compared if apart(values[PLAIN], values[title])]
+    separate = [title for title in compared if apart(values[PLAIN.title], values[title])]
     for title in separate:
-        side = "below" if sum(values[title]) < sum(values[PLAIN]) else "above"
-        words += f" The range of {title} is {side} that of {PLAIN}."
+        side = "below" if sum(values[title]) < sum(values[PLAIN.title]) else "above"
+        words += f" The range of {title} is {side} that of {PLAIN.title}."
     ranges = "No range" if len(finite) == len(values) else "No finite range"
-    return words if separate else f"{words} {ranges} is separate from that of {PLAIN}."
+    return words if separate else f"{words} {ranges} is separate from that of {PLAIN.title}."
 
 
 def totals_table(outcomes: Sequence[Outcome]) -> Table:
     """Show validation and test perplexity of each row over seeds, and the change from plain softmax."""
     groups = by_title(outcomes, "final")
-    plain = perplexities(groups[PLAIN], "test")
+    plain = perplexities(groups[PLAIN.title], "test")
     rows: list[list[Cell]] = []
     for title, group in groups.items():
         test = perplexities(group, "test")
-        change = None if title == PLAIN else change_cell(plain, test)
+        change = None if title == PLAIN.title else change_cell(plain, test)
         rows.append([title, len(group), spread_cell(perplexities(group, "valid")), spread_cell(test), change])
     corpus = outcomes[0].corpus["name"]
     columns = ["", "seeds", "validation", "test", "change on test"]
@@ -133,15 +134,15 @@ def _bucket(scores: Scores | None, bucket: str) -> float | None:
 def set_table(outcomes: Sequence[Outcome], name: str, short: str, described: str) -> Table:
     """Show perplexity on the words of a set, called `short` in the columns, beside perplexity on all words."""
     groups = by_title(outcomes, "final")
-    known = next((each.sets for each in groups[PLAIN] if each.sets), {})
-    plain = [_in_set(each, "test", name) for each in groups[PLAIN]]
+    known = next((each.sets for each in groups[PLAIN.title] if each.sets), {})
+    plain = [_in_set(each, "test", name) for each in groups[PLAIN.title]]
     rows: list[list[Cell]] = []
     for title, group in groups.items():
         cells: list[Cell] = []
         for split in ("valid", "test"):
             cells.append(spread_cell(perplexities(group, split)))
             cells.append(spread_cell([_in_set(each, split, name) for each in group]))
-        change = None if title == PLAIN else change_cell(plain, [_in_set(each, "test", name) for each in group])
+        change = None if title == PLAIN.title else change_cell(plain, [_in_set(each, "test", name) for each in group])
         rows.append([title, *cells, change])
     valid, test = (known[split][name]["words"] if split in known else 0 for split in ("valid", "test"))
     many = f"{valid:,} of them are predicted in the validation text, {test:,} in the test text"
@@ -181,7 +182,7 @@ def memory_tables(outcomes: Sequence[Outcome]) -> list[Table]:
 def _with_memories(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, list[Cell]]]:
     """Yield each row's name in the paper's table 1, the rule in brackets, and the cells below `OURS`."""
     for title, group in by_title(outcomes, "final").items():
-        head, remark = ("LSTM", "") if title == PLAIN else ("LSTM + Hebbian", f" ({title})")
+        head, remark = ("LSTM", "") if title == PLAIN.title else ("LSTM + Hebbian", f" ({title})")
         alone = {split: perplexities(group, split) for split in ("valid", "test")}
         yield head, remark, [*map(spread_cell, alone.values()), None]
         for more in _additions(group):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
+from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
 
 S = TypeVar("S")
@@ -27,7 +28,6 @@ Candidate = dict[str, Any]
 """One value of each of these settings, by name."""
 
 SEED = 1000
-PLAIN = "plain softmax"
 LSTM = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
 RULE = ("limit", "gamma")
 USUAL = "usual"
@@ -211,7 +211,7 @@ def tune(
 
     def row(rule: Rule | None, candidate: Candidate) -> Row:
         if rule is None:
-            return Row("plain", PLAIN, replace(base, head="plain", **candidate))
+            return Row(PLAIN.key, PLAIN.title, replace(base, head="plain", **candidate))
         return Row(rule.short, rule.title, replace(base, head="hebbian", **rule.settings, **candidate))
 
     if not trials:
