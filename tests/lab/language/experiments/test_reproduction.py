@@ -215,7 +215,7 @@ def test_stand_ins_have_the_numbers_of_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize("name", ["wikitext-2", "reuters", "gutenberg-529"])
 def test_the_runs_in_results_can_be_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They were made by older versions; without its result a run is shown from its trials."""
+    """Older versions made these runs. A run without its result.json is shown from its trials."""
     stored = ROOT / "results" / "language" / name
     assert call("report", stored, "--markdown") == 0
     shown = capsys.readouterr().out

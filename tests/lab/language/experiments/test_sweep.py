@@ -1,4 +1,4 @@
-"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with what diverges."""
+"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with divergence."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_sweep_leaves_its_trials_in_one_result(swept: Run) -> None:
         assert differing == {"seed"}
     assert [len(trial["curve"]) for trial in trials] == [2] * 6
     assert (swept.path / "perplexity.png").exists()
-    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # many weights that nobody asks for
+    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # Nobody needs these many weights.
     tables = [table["title"].partition(":")[0].partition(",")[0] for table in result["tables"]]
     assert "Tuning" in tables
     assert "Perplexity on toy" in tables
@@ -95,13 +95,13 @@ def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsy
 
 
 def test_the_test_text_is_measured_for_the_chosen_alone(swept: Run) -> None:
-    """Every measurement of a text leaves the losses of its words."""
+    """Every measurement of a text leaves a file with the losses of its words."""
     measured = {path.parent.name for path in swept.path.glob("trials/*/test-words.npz")}
     assert measured == {"final-plain-seed0", "final-hebbian-seed0"}
 
 
 def test_a_killed_sweep_goes_on_to_the_same_numbers(swept: Run, folder: Path, tmp_path: Path) -> None:
-    """Killed inside its third trial; what was stored is not made again, what was begun goes on."""
+    """The sweep is killed inside its third trial; finished trials are not repeated, the third one goes on."""
     options = [*SMALL, "--steps", "12", "--checkpoint-seconds", "0.1"]
     command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", "sweep", str(folder), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -220,13 +220,16 @@ def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys
 
 
 def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
-    """And not what the run was started with, which may have been another machine months ago."""
+    """The run itself may have been started on another machine months ago."""
     run = unfinished(swept, tmp_path, "final-hebbian-seed0")
     began = {"started": "2000-01-01T00:00:00+00:00", "versions": {"torch": "1.0"}, "hardware": {"gpus": ["other"]}}
     (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
     made = open_run(run.path / "trials" / "final-hebbian-seed0").config
-    assert {**made["versions"], "commit": ""} == {**environment.versions(), "commit": ""}  # which may change meanwhile
+    assert {**made["versions"], "commit": ""} == {
+        **environment.versions(),
+        "commit": "",
+    }  # The commit may change meanwhile.
     assert made["hardware"] == environment.hardware()
     assert made["started"] >= swept.config["started"]
 

@@ -48,7 +48,7 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     assert {each["hidden"] for each in lstms} == {1024, 2048, 4096}
     assert {each["layers"] for each in lstms} == {1, 2}
     assert {each["input_dropout"] for each in lstms} == {0, 0.1, 0.2, 0.3}
-    assert lstms[0] == {  # the one that was selected
+    assert lstms[0] == {  # The paper selected this one.
         "hidden": 2048, "layers": 1, "input_dropout": 0.3, "output_dropout": 0.0,
         "layer_norm": "none", "tied": "yes", "learning_rate": PRESETS["paper"].learning_rate,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
     assert {each["hidden"] for each in found} == {64}
     assert [each["input_dropout"] for each in found] == [0.5, 0.5, 0.1, 0.1]
     assert {each["layer_norm"] for each in found} == {"none", "output"}
-    assert from_values(KIND, vars(settings)) == settings  # as a resumed run reads it
+    assert from_values(KIND, vars(settings)) == settings  # A resumed run reads it so.
     for words in (["--hidden", "64,many"], ["--layers", "1,3"], ["--gamma", "0.1,"]):
         with pytest.raises(SystemExit):
             from_command_line(*words)
@@ -92,7 +92,7 @@ def test_the_rule_gets_as_many_settings_as_the_lstm(count: int, rules: int) -> N
     found = rule_candidates(best, [{"limit": number} for number in range(rules)], count)
     assert len(found) == len({tuple(each.items()) for each in found}) == count
     assert found[0] == {"hidden": 0, "limit": 0}
-    needed = -(-count // rules)  # no LSTM before a better one is through with all rules
+    needed = -(-count // rules)  # An LSTM comes after all rules with a better LSTM.
     assert {each["hidden"] for each in found} == set(range(needed))
 
 
@@ -117,7 +117,7 @@ def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
 
 
 class FakeBench:
-    """Trials whose test perplexity would choose the opposite of what the validation perplexity chooses."""
+    """A bench whose trials have test perplexities that would choose the opposite of the validation perplexities."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -129,7 +129,7 @@ class FakeBench:
         for trial in trials:
             settings = trial.settings
             valid = float(settings.hidden + (settings.limit if settings.head == "hebbian" else 0))
-            valid += 1000 * (settings.rate == "paper") * (settings.limit == 5)  # the literal rule likes another T
+            valid += 1000 * (settings.rate == "paper") * (settings.limit == 5)  # The literal rule needs another T.
             found.append(outcome_of(trial, valid, 10_000 - valid))
         self.outcomes += found
         return found
@@ -143,7 +143,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert (chosen["plain"].head, chosen["plain"].hidden) == ("plain", 4)
     assert (chosen["literal"].hidden, chosen["literal"].limit) == (4, 20)
     assert (chosen["corrected"].hidden, chosen["corrected"].limit) == (4, 5)
-    assert {each.seed for each in chosen.values()} == {3}  # the reported seeds come later, the tuning's is another
+    assert {each.seed for each in chosen.values()} == {3}  # The tuning has its own seed; those of the rows come later.
     assert {each.steps for each in chosen.values()} == {20}
     assert {trial.settings.seed for trial in bench.trials} == {SEED}
     assert {trial.settings.steps for trial in bench.trials} == {10}

@@ -109,3 +109,6 @@ class GigawordCurves(Curves):
     hint = "; or give --corpus reuters --size small: news of 1987 in the order of time, as a stand-in"
     paper_below_from = "–"
     paper_remark = "The paper trains for 6 billion words and measures on random articles of 2010."
+
+
+RECIPES = [WikitextCurves(), GutenbergCurves(), GigawordCurves()]

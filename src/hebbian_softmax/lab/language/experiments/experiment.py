@@ -67,7 +67,8 @@ S = TypeVar("S", bound=ExperimentSettings)
 class Experiment(Recipe, Generic[S]):
     """Tunes a plain softmax and some rules equally often, then trains each row from several seeds.
 
-    A subclass overrides the methods in which it differs. Its instance goes into the list in lab/experiments.py.
+    A subclass overrides the methods in which it differs. Its module lists an instance in `RECIPES`, and
+    lab/experiments.py names the module.
     """
 
     title: str

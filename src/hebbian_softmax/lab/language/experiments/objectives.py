@@ -36,3 +36,6 @@ class Objectives(Reproduction[ReproduceSettings]):
 
     def remark(self, outcomes: Sequence[Outcome]) -> str:
         return "The paper shows a figure without numbers and calls the four roughly equivalent."
+
+
+RECIPES = [Objectives()]

@@ -65,3 +65,6 @@ def first_days(corpus_settings: Mapping[str, Any]) -> dict[str, date]:
     """Return the first day of each set's period: the month in which training ends, and its last 90 days."""
     last = parse_days(corpus_settings["train"])[1]
     return {MONTH: last.replace(day=1), DAYS: last - timedelta(days=89)}
+
+
+RECIPES = [Reuters()]

@@ -60,4 +60,4 @@ class Sweep(Experiment[SweepSettings]):
         return [totals_table(outcomes), frequency_table(outcomes)]
 
 
-SWEEPS = [Sweep(name, help) for name, help in CORPORA.items()]
+RECIPES = [Sweep(name, help) for name, help in CORPORA.items()]

@@ -53,3 +53,6 @@ class FrequencyTable(WithMemories):
 
     def tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
         return [frequency_table(outcomes), totals_table(outcomes), *memory_tables(outcomes)]
+
+
+RECIPES = [WikitextTable(), FrequencyTable()]
