@@ -20,13 +20,17 @@ from hebbian_softmax.lab.language.memories.options import SWEEP, Option
 from hebbian_softmax.lab.language.memories.rows import memory_rows
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
-WITH = "rows with memories: none, cache, or all: cache and MbPA"
-MEMORIES = choice("none", "cache", "all")
 GRIDS: Mapping[str, Option] = {
     option.name[2:].replace("-", "_"): option for option in SWEEP if option.name.startswith("--sweep-")
 }
 """The options of `hebbian evaluate` that name grids, by the names of the settings here."""
 OF_THE_CACHE = ("sweep_thetas", "sweep_sizes", "sweep_cache_shares")
+
+
+def memories_setting(default: str, later: bool = False) -> Any:
+    """Declare which memories the final models are measured with."""
+    help = "memories that the final models are also measured with: none, cache, or all (cache and MbPA)"
+    return setting(default, help, choice("none", "cache", "all"), later)
 
 
 def _grid(name: str) -> Any:
@@ -46,7 +50,7 @@ def _grid(name: str) -> Any:
 class MemorySettings(ReproduceSettings):
     """The settings of an experiment with memories. The grids have the same names as in `hebbian evaluate`."""
 
-    memories: str = setting("none", WITH, MEMORIES, later=True)
+    memories: str = memories_setting("none", later=True)
     two_step_words: int = setting(
         Grids.two_step_words, "validation words to sweep two steps of MbPA on; 0: one step only", integer(0), later=True
     )

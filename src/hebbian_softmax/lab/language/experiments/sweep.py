@@ -24,7 +24,9 @@ from hebbian_softmax.lab.report.tables import Table
 class SweepSettings(ExperimentSettings):
     """The settings of a sweep. Those of the grids take several values."""
 
-    preset: str = setting("small", f"sizes: {', '.join(PRESETS)}; the grid of hidden is around it", choice(*PRESETS))
+    preset: str = setting(
+        "small", f"sizes: {', '.join(PRESETS)}; the grid of --hidden is built around them", choice(*PRESETS)
+    )
     trials: int = setting(9, "settings tried with each head, a fixed choice from the grids", integer(1))
 
 

@@ -6,8 +6,7 @@ Both can measure the final models with memories; the first does so unless `--mem
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.base.settings import setting
-from hebbian_softmax.lab.language.experiments.memories import MEMORIES, WITH, MemorySettings, WithMemories
+from hebbian_softmax.lab.language.experiments.memories import MemorySettings, WithMemories, memories_setting
 from hebbian_softmax.lab.language.experiments.tables import (
     chosen_tables,
     frequency_table,
@@ -23,7 +22,7 @@ from hebbian_softmax.lab.report.tables import Table
 class TableSettings(MemorySettings):
     """The settings of table 1, whose rows with memories are measured by default."""
 
-    memories: str = setting("all", WITH, MEMORIES)
+    memories: str = memories_setting("all")
 
 
 class WikitextTable(WithMemories):
