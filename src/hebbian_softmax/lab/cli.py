@@ -129,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_evaluate(commands)
     add_report(commands)
-    add_data(commands)
+    add_data(commands, reserved={recipe.name for recipe in RECIPES})
     return parser
 
 

@@ -1,9 +1,14 @@
-"""A web server on this machine that has some files, counts who asks, and may leave an answer hanging."""
+"""A web server on this machine that stands for the whole internet, counts requests and may leave an answer hanging."""
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
 
 
 class FileServer(ThreadingHTTPServer):
@@ -78,3 +83,17 @@ def serve(files: dict[str, bytes]) -> Iterator[FileServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def internet(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """Serve `files`, and send every request of this process to that server, whatever host the address names."""
+    urlopen = urllib.request.urlopen
+    with serve(files) as server:
+
+        def redirect(request: urllib.request.Request, timeout: float) -> Any:
+            url = server.url + urlsplit(request.full_url).path
+            return urlopen(urllib.request.Request(url, headers=dict(request.header_items())), timeout=timeout)
+
+        monkeypatch.setattr(urllib.request, "urlopen", redirect)
+        yield server

@@ -89,7 +89,7 @@ def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (["reuters", "--train", "1987"], "must be two dates"),
         (["dated", "--file", "x.jsonl"], "required"),
-        (["gigaword", "--eval-articles", "0"], "whole number from 1"),
+        (["gigaword", "--eval-articles", "-1"], "whole number from 0"),
         (["nothing"], "invalid choice"),
     ],
 )

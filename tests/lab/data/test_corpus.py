@@ -12,8 +12,9 @@ import torch
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import corpus
-from hebbian_softmax.lab.data.buckets import bucket_of
-from hebbian_softmax.lab.data.corpus import Corpus, load_corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
+from hebbian_softmax.lab.data.corpus import Corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.base.test_files import file_size_limit, names
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
@@ -194,4 +195,4 @@ def test_buckets_are_the_papers() -> None:
         return "100–1K" if count >= 100 else "<100"
 
     counts = [0, 1, 99, 100, 101, 999, 1_000, 1_001, 9_999, 10_000, 10_001, 10**9]
-    assert [corpus.BUCKETS[bucket] for bucket in bucket_of(torch.tensor(counts))] == list(map(literal, counts))
+    assert [BUCKETS[bucket] for bucket in bucket_of(torch.tensor(counts))] == list(map(literal, counts))

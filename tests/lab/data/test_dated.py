@@ -1,18 +1,22 @@
 """Dated articles: which split they go to, when words are first seen, and lines with something wrong."""
 
+import argparse
 import gzip
 import json
 import lzma
+from dataclasses import astuple
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import dated
-from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
-from hebbian_softmax.lab.data.dated import Options, parse_days, plan
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.data.dated import FileOptions, Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.data.english import REAL, english
 
 __all__ = ["english"]
@@ -37,8 +41,8 @@ def lines(articles: list[dict[str, str | None]] = ARTICLES) -> bytes:
     return b"".join(json.dumps(article).encode() + b"\n" for article in articles)
 
 
-def read(root: Path, **options: object) -> Corpus:
-    made = plan(Options(**({"minimum": 1} | options)))  # type: ignore[arg-type]
+def read(root: Path, kind: type[Any] = Options, **options: object) -> Corpus:
+    made = plan(kind(**({"minimum": 1} | options)))
     return prepare(made, data_root=str(root), processes=1, quiet=True)[0]
 
 
@@ -83,7 +87,7 @@ def test_a_file_and_days_of_ones_own(root: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_bytes(lines())
     days = {"train": "1987-06-18..1987-10-20", "valid": "1987-06-17..1987-06-17", "test": "1987-02-01..1987-02-01"}
     options = {split: parse_days(text) for split, text in days.items()}
-    corpus = read(root, file=str(tmp_path / "mine.jsonl"), **options)
+    corpus = read(root, FileOptions, file=str(tmp_path / "mine.jsonl"), **options)
     assert text_of(corpus, "train").startswith("oil sank . <eos> no split <eos> never read . <eos> crash <eos>")
     assert corpus.name.startswith("dated-")
 
@@ -92,7 +96,7 @@ def test_a_file_and_days_of_ones_own(root: Path, tmp_path: Path) -> None:
     "text", ["1987-02-01", "1987-02-01..", "1987-02-30..1987-03-01", "1987-03-01..1987-02-01", "a..b"]
 )
 def test_days_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(argparse.ArgumentTypeError, match="must"):
         parse_days(text)
 
 
@@ -124,7 +128,7 @@ def test_no_file(root: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"reuters-21578\.jsonl is not there.*HEBBIAN_DATA"):
         read(root)
     with pytest.raises(LabError, match=r"none\.jsonl is not there"):
-        read(root, file=str(tmp_path / "none.jsonl"))
+        plan(FileOptions(str(tmp_path / "none.jsonl"), *astuple(Options())))
 
 
 def test_a_split_without_articles(root: Path) -> None:

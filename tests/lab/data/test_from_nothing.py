@@ -17,11 +17,11 @@ from hebbian_softmax.lab.data.corpus import Corpus, open_corpus
 from hebbian_softmax.lab.data.wikitext import Official
 from tests.lab.base.test_files import names
 from tests.lab.data.english import model_files
-from tests.lab.data.serving import FileServer, serve
+from tests.lab.data.serving import FileServer, internet
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
 EVERY = [11, 10, 12, 30, 40]  # in the order in which they are asked for
-PUNKT = "/punkt_tab.zip"
+PUNKT = "/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"
 MODEL = {f"punkt_tab/english/{name}": text for name, text in model_files().items()}
 
 
@@ -39,7 +39,7 @@ def book(number: int, sentences: int = 30) -> bytes:
 
 
 def address(number: int) -> str:
-    return f"/epub/{number}/pg{number}.txt"
+    return f"/cache/epub/{number}/pg{number}.txt"
 
 
 @pytest.fixture
@@ -51,10 +51,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
     monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(nltk.data, "path", [])
     tokenise.tokeniser.cache_clear()
-    with serve({PUNKT: zipped(MODEL), **{address(number): book(number) for number in EVERY}}) as server:
-        monkeypatch.setattr(tokenise, "PUNKT_ADDRESS", server.url + PUNKT)
-        monkeypatch.setattr(wikitext, "ADDRESS", server.url + "/")
-        monkeypatch.setattr(gutenberg_books, "MIRROR", server.url + "/epub/{id}/pg{id}.txt")
+    files = {PUNKT: zipped(MODEL), **{address(number): book(number) for number in EVERY}}
+    with internet(files, monkeypatch) as server:
         monkeypatch.setattr(gutenberg_books, "PAUSE", 0.0)
         monkeypatch.setattr(gutenberg, "BOOKS", BOOKS)
         yield server
@@ -93,7 +91,7 @@ def test_gutenberg(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert "gutenberg: 5/5 books, not there 1" in shown.err
     missing = "books that are not there: 12 (train)"
-    assert f"gutenberg: {missing}, at {server.url}" in shown.err
+    assert f"gutenberg: {missing}, at {gutenberg_books.MIRROR}" in shown.err
     assert f"  {missing}\n" in shown.out
     corpus = result(tmp_path, "gutenberg")
     read = "mr. holmes read book {} . <eos> he ran . <eos>"
@@ -140,7 +138,8 @@ def test_a_refused_download_goes_on_where_it_stopped(
     server.statuses[address(12)] = 403
     assert prepare("gutenberg") == 1
     error = capsys.readouterr().err
-    assert f"3 of 5 books are still to come: cannot download {server.url}{address(12)} (HTTP 403" in error
+    assert "3 of 5 books are still to come: cannot download https://gutenberg.pglaf.org" in error
+    assert f"{address(12)} (HTTP 403" in error
     assert names(tmp_path / "data" / "gutenberg") == {"10.txt", "11.txt"}
     assert names(tmp_path / "cache" / "corpora") == {".gutenberg.lock"}
     server.asked.clear()
@@ -162,7 +161,8 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(server: FileServer, t
     server.hanging.add(address(12))
     server.files[address(12)] = book(12, sentences=3000)  # more than stays in a file's buffer
     folder = tmp_path / "data" / "gutenberg"
-    command = [sys.executable, "-c", script, str(folder), gutenberg_books.MIRROR]
+    mirror = server.url + "/cache/epub/{id}/pg{id}.txt"
+    command = [sys.executable, "-c", script, str(folder), mirror]
     with subprocess.Popen(command, env=os.environ) as process:
         assert server.hung.wait(60)
         part, deadline = folder / "12.txt.part", time.monotonic() + 30
@@ -175,7 +175,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(server: FileServer, t
     server.hanging.clear()
     server.asked.clear()
     server.ranges.clear()
-    assert prepare("gutenberg", "--quiet") == 0
+    assert prepare("gutenberg", "--quiet", "--mirror", mirror) == 0
     assert server.asked == [PUNKT, address(12), address(30), address(40)]
     assert server.ranges == [None, f"bytes={have}-", None, None]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import gutenberg, gutenberg_books
+from hebbian_softmax.lab.data import gutenberg
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gutenberg import Options, extract, extract_as_in_paper, plan
 from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
@@ -70,7 +70,6 @@ def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(gutenberg, "BOOKS", {"train": [5, 4], "valid": [30, 3], "test": [40]})
     monkeypatch.setattr(gutenberg, "MINIMUM", 3)
-    monkeypatch.setattr(gutenberg_books, "MIRROR", "ftp://nowhere/{id}")  # which is refused without a try
     (english / "gutenberg" / "valid").mkdir(parents=True)
     (english / "gutenberg" / "valid" / "30.txt").write_bytes(THIS.replace(b"body", b"He ran."))
     (english / "gutenberg" / "3.txt").write_bytes(b"The caf\xe9 ran.")
@@ -100,6 +99,7 @@ def novels(place: Path) -> Path:
 
 
 def prepared(root: Path, **options: object) -> Corpus:
+    options = {"mirror": "ftp://nowhere/{id}"} | options  # an address that is refused at once
     return prepare(plan(Options(**options)), data_root=str(root), processes=1, quiet=True)[0]  # type: ignore[arg-type]
 
 

@@ -12,9 +12,10 @@ import pytest
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data import own_texts
-from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, load_corpus
+from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.own_texts import Options, plan
 from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.data.english import english
 
 __all__ = ["english"]
@@ -193,4 +194,4 @@ def test_the_command(places: dict[str, str], capsys: pytest.CaptureFixture[str])
     assert main(command) == 1
     assert "was prepared with other settings (train)" in capsys.readouterr().err
     assert main(["data", "list"]) == 0
-    assert "any text: files, folders or archives of your own" in capsys.readouterr().out
+    assert "any text: your own files, folders or archives" in capsys.readouterr().out

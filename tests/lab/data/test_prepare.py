@@ -10,8 +10,9 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import prepare as module
-from hebbian_softmax.lab.data.corpus import corpora_root, load_corpus, open_corpus
+from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, prepare
+from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from tests.lab.base.test_files import file_size_limit, names
 

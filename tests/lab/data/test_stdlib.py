@@ -8,8 +8,8 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import stdlib
-from hebbian_softmax.lab.data.corpus import load_corpus
 from hebbian_softmax.lab.data.prepare import Plan, prepare
+from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.stdlib import code_tokens, split_of
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import wikitext
-from hebbian_softmax.lab.data.corpus import Corpus, load_corpus
+from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.wikitext import Official
 from tests.lab.data.english import REAL
 

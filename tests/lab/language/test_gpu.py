@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import word_losses
-from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
@@ -46,11 +45,10 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     assert loss.isfinite()
 
 
-def test_a_text_too_long_for_the_device_gives_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_too_long_for_the_device_gives_the_same_words() -> None:
     given = settings(**SIZES)
     resident = make_windows(corpus(tokens=4000), given, CUDA)
-    monkeypatch.setattr("hebbian_softmax.lab.language.windows.RESIDENT_SHARE", 0.0)
-    copied = make_windows(corpus(tokens=4000), given, CUDA)
+    copied = make_windows(corpus(tokens=4000), given, CUDA, resident_share=0.0)
     for step in range(3):
         assert copied.at(step).is_cuda
         assert torch.equal(copied.at(step), resident.at(step))

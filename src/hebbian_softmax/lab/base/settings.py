@@ -16,26 +16,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 METAVARS = {int: "N", float: "NUMBER"}
+REQUIRED: Any = dataclasses.MISSING
+"""The default of a setting that has none: its option must be given."""
 
 
-def setting(default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False) -> Any:
+def setting(
+    default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False, metavar: str = ""
+) -> Any:
     """Declare a field of a settings dataclass.
 
     `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: its
     options are `--name` and `--no-name`. Set `later` on a setting that older runs do not have: they go on with its
-    default, so the default must be what they did.
+    default, so the default must be what they did. `metavar` stands for the value in the help text.
     """
     if isinstance(default, bool):
         parse = boolean
     assert parse is not None, "only a setting that is True or False can do without parse"
-    return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "later": later})
+    return dataclasses.field(
+        default=default, metadata={"help": help, "parse": parse, "later": later, "metavar": metavar}
+    )
 
 
 def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
     """Give a parser, or a group in it, one option for each field."""
     for field in dataclasses.fields(settings):
         # Where the default is empty, the help text itself says what that means.
-        default = f" (default: {_as_text(field.default)})" if field.default != "" else ""
+        default = f" (default: {_as_text(field.default)})" if field.default not in ("", REQUIRED) else ""
         if isinstance(field.default, bool):
             parser.add_argument(
                 option_name(field.name),
@@ -47,7 +53,8 @@ def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
         parser.add_argument(
             option_name(field.name),
             type=field.metadata["parse"],
-            metavar=METAVARS.get(type(field.default), "TEXT"),
+            required=field.default is REQUIRED,
+            metavar=field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT"),
             help=f"{field.metadata['help']}{default}".replace("%", "%%"),
         )
 

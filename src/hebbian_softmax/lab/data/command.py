@@ -2,25 +2,25 @@
 
 import argparse
 import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import format_bytes
-from hebbian_softmax.lab.base.settings import integer
+from hebbian_softmax.lab.base.settings import add_options, given_options, integer
 from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
-from hebbian_softmax.lab.data.corpus import SPLITS, UNK, Corpus, corpora_root, load_corpus, open_corpus, prepared
+from hebbian_softmax.lab.data.corpus import SPLITS, UNK, Corpus, corpora_root, open_corpus, prepared
 from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
-from hebbian_softmax.lab.data.known import KNOWN, OWN
 from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import CORPORA, KNOWN, load_corpus
 
 HELP = "prepare text corpora, list them, look at one"
 CHUNK = 1 << 24  # ids looked at together: GigaWord's billions are mapped, not in memory
-SHARED = ("name", "data_root", "processes", "quiet", "execute", "corpus")
 
 
-def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The verb `data` with its own verbs."""
+def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", reserved: Collection[str] = ()) -> None:
+    """Add the command `data` with its own commands. No prepared corpus may be called by one of the `reserved` names."""
     data = commands.add_parser(
         "data",
         help=HELP,
@@ -29,7 +29,7 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         epilog="See docs/corpora.md.",
     )
     verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_prepare(verbs)
+    _add_prepare(verbs, reserved)
 
     listing = verbs.add_parser("list", help="known corpora, and the prepared ones", allow_abbrev=False)
     listing.set_defaults(execute=show_all)
@@ -40,23 +40,23 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     show.set_defaults(execute=show_one)
 
 
-def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", reserved: Collection[str]) -> None:
     help = "tokenise a corpus into one memory-mapped file of ids"
     command = verbs.add_parser("prepare", help=help, description=help[0].upper() + help[1:] + ".", allow_abbrev=False)
     names = command.add_subparsers(title="corpora", metavar="CORPUS", required=True)
-    for corpus, known in (*KNOWN.items(), *OWN.items()):
+    for corpus, kind in CORPORA.items():
         parser = names.add_parser(
             corpus,
-            help=known.help,
-            description=known.help[0].upper() + known.help[1:] + ". What is prepared already stays as it is unless "
+            help=kind.help,
+            description=kind.help[0].upper() + kind.help[1:] + ". What is prepared already stays as it is unless "
             "its sources in the data root have changed.",
             allow_abbrev=False,
         )
-        known.add_options(parser)
+        add_options(parser, kind.options)
         parser.add_argument(
             "--name",
             metavar="NAME",
-            type=_name,
+            type=_free_name({*CORPORA, *reserved}),
             help="call the result NAME (default: the corpus's name, with a code for other than its usual settings)",
         )
         parser.add_argument(
@@ -67,23 +67,24 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         parser.set_defaults(execute=prepare_one, corpus=corpus)
 
 
-def _name(text: str) -> str:
-    """A name that means nothing else where a corpus may be named, as in `hebbian train NAME`."""
-    from hebbian_softmax.lab.experiments import RECIPES  # which need the corpora
+def _free_name(taken: Collection[str]) -> Callable[[str], str]:
+    """Return a parser of names that mean nothing else where a corpus may be named, as in `hebbian train NAME`."""
 
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in {*KNOWN, *OWN, *(recipe.name for recipe in RECIPES)}:
-        raise argparse.ArgumentTypeError(
-            f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
-        )
-    return text
+    def parse(text: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in taken:
+            raise argparse.ArgumentTypeError(
+                f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
+            )
+        return text
+
+    return parse
 
 
 def prepare_one(arguments: argparse.Namespace) -> int:
     """`hebbian data prepare CORPUS`"""
-    known = {**KNOWN, **OWN}[arguments.corpus]
-    options = {key: value for key, value in vars(arguments).items() if key not in SHARED and value is not None}
+    kind = CORPORA[arguments.corpus]
     corpus, made = prepare(
-        known.plan(options),
+        kind.plan(kind.options(**given_options(arguments, kind.options))),
         name=arguments.name or "",
         data_root=arguments.data_root,
         processes=arguments.processes,
@@ -98,8 +99,8 @@ def prepare_one(arguments: argparse.Namespace) -> int:
 def show_all(arguments: argparse.Namespace) -> int:
     """`hebbian data list`"""
     print("Corpora for hebbian data prepare:")
-    for name, known in (*KNOWN.items(), *OWN.items()):
-        print(f"  {name:<14}{known.help}")
+    for name, kind in CORPORA.items():
+        print(f"  {name:<14}{kind.help}")
     print(f"\nPrepared, in {corpora_root()}:")
     for folder in prepared():
         try:

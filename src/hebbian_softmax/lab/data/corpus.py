@@ -157,30 +157,6 @@ def prepared() -> list[Path]:
     return sorted(path.parent for path in corpora_root().glob(f"[!.]*/{MANIFEST}"))
 
 
-def load_corpus(name_or_folder: str, *, data_root: str = "", quiet: bool = False) -> Corpus:
-    """A known corpus with its usual settings, prepared where it is not yet; or a prepared one by its name or folder."""
-    from hebbian_softmax.lab.data.known import KNOWN  # which needs what is defined here
-    from hebbian_softmax.lab.data.prepare import prepare
-
-    if name_or_folder in KNOWN:
-        # What is prepared is used as it is: no run should find another corpus than the one it began with.
-        return prepare(KNOWN[name_or_folder].usual(), data_root=data_root, quiet=quiet, renew=False)[0]
-    for folder in (corpora_root() / name_or_folder, Path(name_or_folder)):
-        if (folder / MANIFEST).exists():
-            return open_corpus(folder)
-    if Path(name_or_folder).is_dir():
-        return open_corpus(Path(name_or_folder))
-    raise no_corpus(name_or_folder)
-
-
-def no_corpus(text: str) -> LabError:
-    """The error to raise where a corpus is named that there is not."""
-    from hebbian_softmax.lab.data.known import KNOWN
-
-    names = ", ".join(dict.fromkeys([*KNOWN, *(path.name for path in prepared())]))
-    return LabError(f"{text!r} is no corpus: name one of {names}, or the folder of a prepared one")
-
-
 def _write_ids(path: Path, name: str, splits: Mapping[str, Iterable[Any]], vocabulary: int) -> dict[str, Any]:
     spans: dict[str, Any] = {}
     start = 0

@@ -5,64 +5,102 @@ October, are those of the stock market crash, four months after the last trainin
 Tokens are made as the paper makes GigaWord's: NLTK's sentences and words, in lower case.
 """
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
 from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
-REUTERS = "news/reuters-21578.jsonl"  # in the data root, packed or not
+REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time
+SPAN = "FIRST..LAST"
+KEPT = "keep words that occur at least N times in training"
 
-Days = tuple[date, date]  # the first and the last
+
+class Days(NamedTuple):
+    """The days of a split, from the first to the last, both included."""
+
+    first: date
+    last: date
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
 
 
 def parse_days(text: str) -> Days:
-    """The days of a split.
+    """Parse the days of a split.
 
-    >>> parse_days("1987-06-18..1987-06-29")
-    (datetime.date(1987, 6, 18), datetime.date(1987, 6, 29))
+    >>> parse_days("1987-06-18..1987-06-29").last
+    datetime.date(1987, 6, 29)
     """
     try:
         first, last = (date.fromisoformat(day) for day in text.split(".."))
     except ValueError as error:
-        raise ValueError(f"must be two dates as in 1987-02-01..1987-06-17, not {text!r}") from error
+        message = f"must be two dates as in 1987-02-01..1987-06-17, not {text!r}"
+        raise argparse.ArgumentTypeError(message) from error
     if first > last:
-        raise ValueError(f"must begin before it ends, not {text!r}")
-    return first, last
+        raise argparse.ArgumentTypeError(f"must begin before it ends, not {text!r}")
+    return Days(first, last)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The days of each split, the rarest word that is kept, and the file where it is not Reuters."""
+    """The options of Reuters."""
 
-    file: str = ""
-    train: Days = (date(1987, 2, 1), date(1987, 6, 17))
-    valid: Days = (date(1987, 6, 18), date(1987, 6, 29))
-    test: Days = (date(1987, 10, 19), date(1987, 10, 20))
-    minimum: int = MINIMUM
+    train: Days = setting(
+        Days(date(1987, 2, 1), date(1987, 6, 17)), "days of the train split", parse_days, metavar=SPAN
+    )
+    valid: Days = setting(
+        Days(date(1987, 6, 18), date(1987, 6, 29)), "days of the valid split", parse_days, metavar=SPAN
+    )
+    test: Days = setting(
+        Days(date(1987, 10, 19), date(1987, 10, 20)), "days of the test split", parse_days, metavar=SPAN
+    )
+    minimum: int = setting(MINIMUM, KEPT, integer(1))
+
+    def sources(self, root: Path) -> list[Path]:
+        """Return the places where the articles may be, the best first."""
+        return [root / f"{REUTERS_FILE}{suffix}" for suffix in ("", *OPENERS)]
 
 
-def plan(options: Options) -> Plan:
+@dataclass(frozen=True)
+class FileOptions:
+    """The options of any other file of dated articles."""
+
+    file: str = setting(REQUIRED, "the articles: .jsonl, .jsonl.xz or .jsonl.gz", str, metavar="FILE")
+    train: Days = setting(REQUIRED, "days of the train split, as in 1987-02-01..1987-06-17", parse_days, metavar=SPAN)
+    valid: Days = setting(REQUIRED, "days of the valid split, as in 1987-06-18..1987-06-29", parse_days, metavar=SPAN)
+    test: Days = setting(REQUIRED, "days of the test split, as in 1987-10-19..1987-10-20", parse_days, metavar=SPAN)
+    minimum: int = setting(MINIMUM, KEPT, integer(1))
+
+    def sources(self, root: Path) -> list[Path]:
+        """Return the place of the articles."""
+        return [Path(self.file)]
+
+
+def plan(options: Options | FileOptions) -> Plan:
     """Reuters, or any other file of dated articles."""
     days = {split: getattr(options, split) for split in SPLITS}
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if days[first][0] <= days[second][1] and days[second][0] <= days[first][1]:
             raise LabError(f"the days of {first} and {second} overlap: give each day to one split")
-    settings = {split: "..".join(map(str, span)) for split, span in days.items()} | {"minimum": options.minimum}
-    if options.file:
+    settings: dict[str, Any] = {split: str(span) for split, span in days.items()} | {"minimum": options.minimum}
+    if isinstance(options, FileOptions):
         settings["file"] = digest(Path(options.file))
     return Plan(
-        "dated" if options.file else "reuters",
+        "dated" if isinstance(options, FileOptions) else "reuters",
         settings,
         partial(_gather, options),
         partial(_at_hand, options),
@@ -72,13 +110,22 @@ def plan(options: Options) -> Plan:
     )
 
 
-def _gather(options: Options, workshop: Workshop) -> None:
+REUTERS = CorpusKind("reuters", "newswire of 1987 in time order; tested on the October crash", Options, plan)
+DATED = CorpusKind(
+    "dated",
+    "any news in time order: your own file, one JSON object a line with date, text and perhaps title",
+    FileOptions,
+    plan,
+)
+
+
+def _gather(options: Options | FileOptions, workshop: Workshop) -> None:
     sources = _at_hand(options, workshop.data_root)
     if not sources:
         raise LabError(
-            f"{workshop.data_root / REUTERS} is not there, with .xz, .gz or neither: make it from the Reuters-21578 "
-            "collection, one JSON object a line with date, title and text, or name the folder that has it with "
-            "--data-root or HEBBIAN_DATA"
+            f"{workshop.data_root / REUTERS_FILE} is not there, with .xz, .gz or neither: make it from the "
+            "Reuters-21578 collection, one JSON object a line with date, title and text, or name the folder that has "
+            "it with --data-root or HEBBIAN_DATA"
         )
     find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
@@ -95,9 +142,8 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.notes["nltk"] = nltk_version()
 
 
-def _at_hand(options: Options, root: Path) -> dict[str, Path]:
-    paths = [Path(options.file)] if options.file else [root / f"{REUTERS}{suffix}" for suffix in ("", *OPENERS)]
-    return {path.name: path for path in [path for path in paths if path.exists()][:1]}
+def _at_hand(options: Options | FileOptions, root: Path) -> dict[str, Path]:
+    return {path.name: path for path in [path for path in options.sources(root) if path.exists()][:1]}
 
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -109,7 +155,7 @@ def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
             number += len(lines)
 
 
-def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
+def _tokenise(part: tuple[Options | FileOptions, str, int, bytes]) -> list[tuple[str, Encoded]]:
     options, path, number, lines = part
     articles = []
     for offset, line in enumerate(lines.split(b"\n")):

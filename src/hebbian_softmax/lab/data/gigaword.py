@@ -21,7 +21,8 @@ from itertools import islice
 from pathlib import Path
 
 from hebbian_softmax.lab.base.errors import LabError, reason
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.base.settings import integer, setting
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.data.workers import in_order
@@ -39,11 +40,13 @@ _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 @dataclass(frozen=True)
 class Options:
-    """Where the files are, and how many articles of validation and of test to take (0: all), drawn by the seed."""
+    """The options of the corpus."""
 
-    folder: str = ""
-    eval_articles: int = 0
-    seed: int = 0
+    folder: str = setting("", "folder of the LDC's files (default: gigaword in the data root)", str, metavar="DIR")
+    eval_articles: int = setting(
+        0, "validate and test on N random articles each, as the paper does; 0: on all of them", integer(0)
+    )
+    seed: int = setting(0, "seed of the choice of these articles", integer(0))
 
 
 def plan(options: Options) -> Plan:
@@ -65,6 +68,9 @@ def plan(options: Options) -> Plan:
         documents=True,
         usual=usual,
     )
+
+
+GIGAWORD = CorpusKind("gigaword", "news of 2000 to 2010: the paper's; licensed by the LDC", Options, plan)
 
 
 def _gather(options: Options, workshop: Workshop) -> None:

@@ -3,6 +3,7 @@
 The books are the paper's own (appendix, "Gutenberg"), of `gutenberg` under the data root or from a mirror.
 """
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +11,11 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import gutenberg_books
+from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.gutenberg_books import collect, files_at_hand
+from hebbian_softmax.lab.data.gutenberg_books import MIRROR, collect, files_at_hand
 from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
@@ -24,13 +25,34 @@ MINIMUM = 5  # occurrences in training of a word of the vocabulary
 MISSING = "books not there"  # the note of those that the mirror does not have
 
 
+def parse_mirror(text: str) -> str:
+    """Return the address of a mirror, which has `{id}` where a book's number belongs."""
+    if "{id}" not in text or not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"must be an http or https address with {{id}} in it, not {text!r}")
+    return text
+
+
 @dataclass(frozen=True)
 class Options:
-    """What may differ from the paper: books for training, the original script's treatment of odd files, the mirror."""
+    """The options of the corpus."""
 
-    books: str = ""
-    paper_exact: bool = False
-    mirror: str = ""
+    books: str = setting(
+        "",
+        "train on the .txt files of this folder or archive (.tar.xz, .zip, …) instead of the paper's 2,017 books",
+        str,
+        metavar="PLACE",
+    )
+    paper_exact: bool = setting(
+        False,
+        "treat files as the paper's script does: only the marker START OF THIS counts, without it the first 36 bytes "
+        "and the last are lost, and bytes that are not UTF-8 are dropped",
+    )
+    mirror: str = setting(
+        MIRROR,
+        "address of the books that are not in the data root, with {id} for a book's number",
+        parse_mirror,
+        metavar="ADDRESS",
+    )
 
 
 def plan(options: Options) -> Plan:
@@ -52,6 +74,9 @@ def plan(options: Options) -> Plan:
     )
 
 
+GUTENBERG = CorpusKind("gutenberg", "novels of Project Gutenberg: the paper's, or your own for training", Options, plan)
+
+
 def _splits(options: Options) -> dict[str, list[int]]:
     """The paper's books that are used."""
     return {split: list(BOOKS[split]) for split in SPLITS if split != "train" or not options.books}
@@ -64,12 +89,12 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
 def _gather(options: Options, workshop: Workshop) -> None:
     find_punkt(workshop.data_root, workshop.quiet)
     splits, training = _splits(options), Path(options.books) if options.books else None
-    mirror = options.mirror or gutenberg_books.MIRROR
-    found, missing = collect(workshop.data_root / "gutenberg", splits, workshop.gathered.folder, mirror, workshop.quiet)
+    folder, scratch = workshop.data_root / "gutenberg", workshop.gathered.folder
+    found, missing = collect(folder, splits, scratch, options.mirror, workshop.quiet)
     workshop.note(_at_hand(options, workshop.data_root))
     if missing:
         workshop.notes[MISSING] = missing
-        say(f"gutenberg: {name_missing(missing)}, at {mirror}: they are left out")
+        say(f"gutenberg: {name_missing(missing)}, at {options.mirror}: they are left out")
 
     def books() -> Iterator[tuple[str, str, bytes | Path, bool]]:
         if training is not None:

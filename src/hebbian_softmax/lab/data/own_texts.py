@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.settings import REQUIRED, choice, integer, setting
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, is_archive, opened, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
@@ -25,15 +26,25 @@ LONGEST = 16  # parts, after which a line's end will do
 TOKENS = ("nltk", "spaces")
 
 
+def _place(split: str) -> Any:
+    help = f"the {split} split: a text in UTF-8 (or .xz, .gz), or the .txt files of a folder or archive"
+    return setting(REQUIRED, help, str, metavar="PLACE")
+
+
 @dataclass(frozen=True)
 class Options:
-    """The place of each split, the rarest word that is kept, and what a token is."""
+    """The options of the corpus."""
 
-    train: str
-    valid: str
-    test: str
-    minimum: int = MINIMUM
-    tokens: str = TOKENS[0]
+    train: str = _place("train")
+    valid: str = _place("valid")
+    test: str = _place("test")
+    minimum: int = setting(MINIMUM, "keep words that occur at least N times in training", integer(1))
+    tokens: str = setting(
+        TOKENS[0],
+        "nltk: English sentences and words in lower case; spaces: the strings between spaces, a line being a sentence, "
+        "for texts that are tokenised already or not English",
+        choice(*TOKENS),
+    )
 
 
 def plan(options: Options) -> Plan:
@@ -44,6 +55,9 @@ def plan(options: Options) -> Plan:
             raise LabError(f"--{one} and --{other} name the same text: a model must be measured on another one")
     settings = {**places, "minimum": options.minimum, "tokens": options.tokens}
     return Plan("texts", settings, partial(_gather, options), lambda root: {}, options.minimum, usual=False)
+
+
+TEXTS = CorpusKind("texts", "any text: your own files, folders or archives for each split", Options, plan)
 
 
 def _identity(options: Options, split: str) -> str:

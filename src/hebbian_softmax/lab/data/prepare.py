@@ -6,21 +6,23 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked
 from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.settings import REQUIRED
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
 from hebbian_softmax.lab.data.root import data_root as find_data_root
 from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
 from hebbian_softmax.lab.data.workers import cores, in_order
 
 Input = TypeVar("Input")
+Options = TypeVar("Options")
 
 
 @dataclass
@@ -74,6 +76,30 @@ class Plan:
         """The corpus's own name, or for unusual settings one that no other settings give."""
         text = json.dumps(self.settings, sort_keys=True)
         return self.corpus if self.usual else f"{self.corpus}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a corpus that has none."""
+
+
+@dataclass(frozen=True)
+class CorpusKind(Generic[Options]):
+    """A corpus that can be prepared: declared once, by the module that reads its sources, and listed in registry.py."""
+
+    name: str
+    help: str  # a noun phrase; descriptions of commands quote it up to its first colon or semicolon
+    options: type[Options]  # a dataclass whose fields are `setting`s: the options of `hebbian data prepare NAME`
+    plan: Callable[[Options], Plan]
+
+    @property
+    def needs_options(self) -> bool:
+        """Whether the name alone does not say which texts are meant, since files or days must be given, too."""
+        return any(field.default is REQUIRED for field in fields(self.options))  # type: ignore[arg-type]
+
+    def usual(self) -> Plan:
+        """Return the plan with all options at their defaults."""
+        return self.plan(self.options())
 
 
 def prepare(

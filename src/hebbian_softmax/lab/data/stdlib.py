@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import EOS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
@@ -41,6 +41,11 @@ def plan() -> Plan:
         MINIMUM,
         documents=True,
     )
+
+
+STDLIB = CorpusKind(
+    "stdlib", "the source of this Python's standard library; no download", NoOptions, lambda options: plan()
+)
 
 
 def _gather(folder: Path, workshop: Workshop) -> None:

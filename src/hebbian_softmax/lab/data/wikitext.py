@@ -18,7 +18,7 @@ from typing import IO
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, readable
+from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 ADDRESS = "https://wikitext.smerity.com/"  # of the corpus's author
@@ -44,6 +44,17 @@ def plan(name: str) -> Plan:
     """WikiText under its official name."""
     official = OFFICIAL[name]
     return Plan(name, {}, partial(_gather, official), partial(_at_hand, official), check=partial(_check, official))
+
+
+WIKITEXT_2 = CorpusKind(
+    "wikitext-2", "2 million words of Wikipedia; a vocabulary of 33,278", NoOptions, lambda options: plan("wikitext-2")
+)
+WIKITEXT_103 = CorpusKind(
+    "wikitext-103",
+    "103 million words of Wikipedia: the paper's; a vocabulary of 267,735",
+    NoOptions,
+    lambda options: plan("wikitext-103"),
+)
 
 
 def _gather(official: Official, workshop: Workshop) -> None:

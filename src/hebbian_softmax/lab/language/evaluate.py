@@ -7,9 +7,9 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import open_run, to_json
 from hebbian_softmax.lab.base.settings import choice, integer
+from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.memories.command import FILE, evaluate_memories
 from hebbian_softmax.lab.language.memories.options import add_memory_options, check_options, grids_of, memories_of
-from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.settings import FINAL
 from hebbian_softmax.lab.language.trained import load_trained
 from hebbian_softmax.lab.report.figures import require_extras

@@ -1,4 +1,4 @@
-"""The names of the models that a run trains, as they appear in logs, file names, results and texts."""
+"""The names of the models that a run trains, as they appear in logs, file names, results and sentences."""
 
 from dataclasses import dataclass
 
@@ -21,3 +21,6 @@ ONLY = ModelName("model", "", "", "the model")
 """The one model of `hebbian train`."""
 PLAIN = ModelName("plain", "plain_", "plain-", "plain softmax")
 HEBBIAN = ModelName("hebbian", "hebbian_", "hebbian-", "Hebbian softmax")
+
+TEXTS = {"valid": "validation", "test": "test"}
+"""The splits that models are measured on, and how sentences call these texts."""

@@ -85,7 +85,7 @@ def test_wikitext_table_has_memories_below_their_models(reproduce: Reproduce) ->
     assert cached["test"] == f"{kept['more']['Cache']['test']:.2f}" != alone["test"]
     assert (cached["paper, validation"], cached["paper, test"]) == ("29.7", "29.9")
     literal = open_run(run.path / "trials" / "final-literal-seed0").settings
-    assert (literal["rate"], literal["rule_scale"], literal["center"]) == ("paper", "1", "no")
+    assert (literal["rate"], literal["rule_scale"], literal["center"]) == ("paper", "1", False)
 
 
 @pytest.mark.parametrize("words", [0, 3])
@@ -144,7 +144,7 @@ def test_a_corpus_without_dates_is_refused_before_anything_is_trained(
         (["wikitext-table", "--corpus", "no-such"], "--corpus 'no-such' is no corpus"),
         (["gigaword-curves", "--data-root", "/dev/null"], "or give --corpus reuters --size small"),
         (["objectives", "--objective", "l2"], "unrecognized arguments"),
-        (["wikitext-table", "--center", "no"], "unrecognized arguments"),
+        (["wikitext-table", "--no-center"], "unrecognized arguments"),
         (["objectives", "--memories", "all"], "unrecognized arguments"),
         (["reuters", "--sweep-thetas", "0.1,0"], "--sweep-thetas: must be above 0, not '0'"),
         (["reuters", "--sweep-thetas", "0.01"], "--memories none: omit it, or give --memories cache or all"),

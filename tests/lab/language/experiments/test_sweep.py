@@ -85,7 +85,7 @@ def test_a_final_trial_is_a_run_of_its_own(swept: Run, capsys: pytest.CaptureFix
 def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", swept.path) == 1
     final = swept.path / "trials" / "final-hebbian-seed0"
-    assert f"its models are runs of their own: name one of those, as {final}" in capsys.readouterr().err
+    assert f"name one of them, such as {final}" in capsys.readouterr().err
     tuned = swept.path / "trials" / "tuning-plain-00-seed1000"
     assert call("evaluate", tuned) == 1
     assert (

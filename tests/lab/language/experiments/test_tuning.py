@@ -50,7 +50,7 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     assert {each["input_dropout"] for each in lstms} == {0, 0.1, 0.2, 0.3}
     assert lstms[0] == {  # The paper selected this one.
         "hidden": 2048, "layers": 1, "input_dropout": 0.3, "output_dropout": 0.0,
-        "layer_norm": "none", "tied": "yes", "learning_rate": PRESETS["paper"].learning_rate,
+        "layer_norm": "none", "tied": True, "learning_rate": PRESETS["paper"].learning_rate,
     }  # fmt: skip
     rules = candidates(settings, paper_rule("paper"))
     assert len(rules) == 9
@@ -151,7 +151,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert counts == {"literal rule": 3, PLAIN.title: 3}
     assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN.title} == {"plain"}
     literal = next(trial.settings for trial in bench.trials if trial.title == "literal rule")
-    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", "no")
+    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", False)
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 
     (table,) = tuning_tables(bench.outcomes)

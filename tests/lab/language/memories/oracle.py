@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 from tests.lab.language.toy import WORDS, device, settings
 from tests.memory.oracles import cache_log_prob, mbpa_log_prob
 
 
-def model(**changes: Any) -> WordLSTM:
+def model(**changes: Any) -> LanguageModel:
     """With activations and rows far enough apart that it and its memories have something to say."""
     made = make_model(settings(**changes), WORDS, hebbian=True, device=device())
     with torch.no_grad():
@@ -24,7 +24,7 @@ def model(**changes: Any) -> WordLSTM:
     return made.eval()
 
 
-def activations(model: WordLSTM, ids: Tensor) -> tuple[Tensor, Tensor]:
+def activations(model: LanguageModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     """(T, d) in float64, and the targets."""
     state, found = None, []
     for now, _ in pairwise(ids):
@@ -34,7 +34,7 @@ def activations(model: WordLSTM, ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(found), ids[1:].long()
 
 
-def parts_of(model: WordLSTM, ids: Tensor, memories: Memories) -> dict[str, Tensor]:
+def parts_of(model: LanguageModel, ids: Tensor, memories: Memories) -> dict[str, Tensor]:
     """log p of every word under each part."""
     h, targets = activations(model, ids)
     weight = model.head.weight.detach().double()
@@ -66,7 +66,3 @@ def losses_of(parts: dict[str, Tensor], cache: CacheSettings | None, mbpa: MbpaS
 
 def perplexity_of(losses: list[float]) -> float:
     return math.exp(sum(losses) / len(losses))
-
-
-def literal_perplexity(model: WordLSTM, ids: Tensor, cache: CacheSettings | None, mbpa: MbpaSettings | None) -> float:
-    return perplexity_of(losses_of(parts_of(model, ids, Memories(cache, mbpa)), cache, mbpa))

@@ -10,14 +10,14 @@ from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.memories.grid import Grids
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories, mixture, read_parts
 from hebbian_softmax.lab.language.memories.rows import memory_rows
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 from tests.lab.language.toy import WORDS, corpus, settings
 
 pytestmark = pytest.mark.gpu
 BOTH = Memories(CacheSettings(200, 0.3), MbpaSettings(200, 32))
 
 
-def model(device: str, **changes: Any) -> WordLSTM:
+def model(device: str, **changes: Any) -> LanguageModel:
     options = settings(hidden=64, embedding=32, **changes)
     return make_model(options, WORDS, hebbian=True, device=torch.device(device)).eval()
 

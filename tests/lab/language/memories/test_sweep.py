@@ -18,7 +18,7 @@ from hebbian_softmax.lab.language.memories.grid import Grids, Point, at_edges
 from hebbian_softmax.lab.language.memories.reading import PIECES, CacheSettings, MbpaSettings, Memories
 from hebbian_softmax.lab.language.memories.rows import MemoryRows, memory_rows
 from hebbian_softmax.lab.language.memories.store import Store
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 from tests.lab.language.memories.oracle import activations, losses_of, model, parts_of, perplexity_of
 from tests.lab.language.toy import corpus
 
@@ -41,19 +41,19 @@ def words() -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def network() -> WordLSTM:
+def network() -> LanguageModel:
     return model()
 
 
 @pytest.fixture(scope="module")
-def swept(network: WordLSTM, words: Corpus) -> MemoryRows:
+def swept(network: LanguageModel, words: Corpus) -> MemoryRows:
     return memory_rows(network, words, grids=GRIDS, quiet=True)
 
 
 class Literal:
     """Perplexities of the validation text from loops, the parts of which are computed once."""
 
-    def __init__(self, network: WordLSTM, ids: Tensor) -> None:
+    def __init__(self, network: LanguageModel, ids: Tensor) -> None:
         self.network, self.ids, self.known = network, ids, {}
 
     def parts(self, cache: CacheSettings | None, mbpa: MbpaSettings | None) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class Literal:
 
 
 @pytest.fixture(scope="module")
-def literal(network: WordLSTM, words: Corpus) -> Literal:
+def literal(network: LanguageModel, words: Corpus) -> Literal:
     return Literal(network, words.splits["valid"])
 
 
@@ -122,7 +122,7 @@ def test_every_mbpa_of_two_steps_is_the_literal_loop_on_its_stretch(swept: Memor
 
 
 def test_what_is_held_of_a_stretch_is_itself_and_what_its_memory_needs(
-    network: WordLSTM, words: Corpus, monkeypatch: pytest.MonkeyPatch
+    network: LanguageModel, words: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = words.splits["valid"]
     monkeypatch.setitem(PIECES, "cpu", 7)
@@ -133,7 +133,7 @@ def test_what_is_held_of_a_stretch_is_itself_and_what_its_memory_needs(
 
 
 @pytest.mark.parametrize("many", [90, 10_000])
-def test_a_stretch_that_reaches_the_end(many: int, network: WordLSTM, words: Corpus, literal: Literal) -> None:
+def test_a_stretch_that_reaches_the_end(many: int, network: LanguageModel, words: Corpus, literal: Literal) -> None:
     one = replace(GRIDS, thetas=(0.5,), sizes=(15,), rates=(0.5,), neighbours=(9,), l2=(0.1,), two_step_words=many)
     found = memory_rows(network, words, grids=one, splits=("valid",), quiet=True).sweep
     assert found is not None
@@ -142,7 +142,7 @@ def test_a_stretch_that_reaches_the_end(many: int, network: WordLSTM, words: Cor
     check(list(found.two_steps.points), literal, slice(found.two_steps.first, 99))
 
 
-def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: WordLSTM, words: Corpus) -> None:
+def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: LanguageModel, words: Corpus) -> None:
     assert swept.sweep is not None
     memories = [row.memories for row in swept.rows]
     assert memories[0] == Memories(None, None)
@@ -160,7 +160,7 @@ def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: W
 
 @pytest.mark.parametrize("in_time", [True, False])
 def test_two_steps_are_chosen_where_better_and_there_is_time(
-    in_time: bool, network: WordLSTM, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
+    in_time: bool, network: LanguageModel, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(0.02,), neighbours=(9,), l2=(0.1,))
     read = two_steps.read_stretch
@@ -186,7 +186,7 @@ def test_two_steps_are_chosen_where_better_and_there_is_time(
 
 @pytest.mark.parametrize("rate", [0.02, 1.0])
 def test_the_whole_validation_text_decides_between_one_step_and_two(
-    rate: float, network: WordLSTM, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
+    rate: float, network: LanguageModel, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stretch that two steps know by heart says nothing of the rest: neither of the steps nor of their shares."""
     one = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(rate,), neighbours=(9,), l2=(0.1,))
@@ -210,7 +210,7 @@ def test_the_whole_validation_text_decides_between_one_step_and_two(
     assert any(note.startswith("On the whole validation text two steps reach") for note in found.sweep.notes)
 
 
-def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words: Corpus, literal: Literal) -> None:
+def test_without_time_two_steps_are_left_out_and_named(network: LanguageModel, words: Corpus, literal: Literal) -> None:
     rows = memory_rows(network, words, grids=NO_TIME, quiet=True)
     found, chosen = rows.sweep, rows.rows[-1].memories
     expected = literal.perplexity(chosen.cache, chosen.mbpa)
@@ -223,7 +223,7 @@ def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words:
     assert found.chosen == found.mbpa[0]
 
 
-def test_the_choice_does_not_see_the_test_text(network: WordLSTM, words: Corpus, swept: MemoryRows) -> None:
+def test_the_choice_does_not_see_the_test_text(network: LanguageModel, words: Corpus, swept: MemoryRows) -> None:
     other = type(words)(**{**vars(words), "splits": {**words.splits, "test": words.splits["test"].flip(0)}})
     found = memory_rows(network, other, grids=GRIDS, quiet=True)
     assert [row.memories for row in found.rows] == [row.memories for row in swept.rows]
@@ -231,7 +231,7 @@ def test_the_choice_does_not_see_the_test_text(network: WordLSTM, words: Corpus,
     assert set(memory_rows(network, words, grids=NO_TIME, splits=("valid",), quiet=True).parts) == {"valid"}
 
 
-def test_the_cache_alone(network: WordLSTM, words: Corpus, swept: MemoryRows) -> None:
+def test_the_cache_alone(network: LanguageModel, words: Corpus, swept: MemoryRows) -> None:
     found = memory_rows(network, words, grids=GRIDS, mbpa=False, quiet=True)
     assert [row.memories for row in found.rows] == [row.memories for row in swept.rows[:2]]
     for split in ("valid", "test"):
@@ -241,7 +241,7 @@ def test_the_cache_alone(network: WordLSTM, words: Corpus, swept: MemoryRows) ->
 
 
 def test_each_text_is_read_once_for_each_grid(
-    network: WordLSTM, words: Corpus, monkeypatch: pytest.MonkeyPatch
+    network: LanguageModel, words: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
 
@@ -267,7 +267,7 @@ def stopped(*_: object, **__: object) -> None:
 
 
 def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
-    network: WordLSTM, words: Corpus, swept: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: LanguageModel, words: Corpus, swept: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"grids": GRIDS, "folder": tmp_path / "parts", "prefix": "a-", "quiet": True}
     with monkeypatch.context() as patch:
@@ -293,7 +293,7 @@ def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
 
 
 def test_parts_of_another_model_or_damaged_ones_are_made_again(
-    network: WordLSTM, words: Corpus, tmp_path: Path
+    network: LanguageModel, words: Corpus, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"grids": GRIDS, "mbpa": False, "quiet": True}
     expected = memory_rows(network, words, **options).rows[1].as_plain()

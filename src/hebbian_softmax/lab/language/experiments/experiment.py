@@ -17,8 +17,8 @@ from hebbian_softmax.lab.base.console import program
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
-from hebbian_softmax.lab.data.corpus import Corpus, no_corpus
-from hebbian_softmax.lab.data.known import KNOWN
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.data.registry import KNOWN, no_corpus
 from hebbian_softmax.lab.language.experiments.tables import by_title, settings_table, summarize, tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import FOLDER, Bench, Measure, Outcome, WordSets
 from hebbian_softmax.lab.language.experiments.tuning import (

@@ -18,7 +18,7 @@ from hebbian_softmax.lab.language.memories.command import FOLDER
 from hebbian_softmax.lab.language.memories.grid import Grids, ends
 from hebbian_softmax.lab.language.memories.options import SWEEP, Option
 from hebbian_softmax.lab.language.memories.rows import memory_rows
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 GRIDS: Mapping[str, Option] = {
     option.name[2:].replace("-", "_"): option for option in SWEEP if option.name.startswith("--sweep-")
@@ -94,7 +94,7 @@ def check_used(settings: MemorySettings) -> None:
 
 
 def with_memories(
-    mbpa: bool, grids: Grids, model: WordLSTM, corpus: Corpus, folder: Path, quiet: bool
+    mbpa: bool, grids: Grids, model: LanguageModel, corpus: Corpus, folder: Path, quiet: bool
 ) -> Mapping[str, Mapping[str, Any]]:
     """Measure a model with the cache and, if asked, with MbPA as well.
 

@@ -6,7 +6,7 @@ from hebbian_softmax.lab.language.experiments.experiment import ReproduceSetting
 from hebbian_softmax.lab.language.experiments.tables import frequency_table, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import Row
-from hebbian_softmax.lab.language.head import OBJECTIVES
+from hebbian_softmax.lab.language.settings import OBJECTIVES
 from hebbian_softmax.lab.report.tables import Table
 
 NAMES = {"l2": "L2", "ip": "IP", "svm": "SVM", "smax": "Smax"}

@@ -25,15 +25,13 @@ from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.deterministic import deterministic
-from hebbian_softmax.lab.language.evaluation import perplexity
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.learner import deterministic
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
-from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
-from hebbian_softmax.lab.language.progress import WordsProgress
 from hebbian_softmax.lab.language.settings import TrainSettings
 from hebbian_softmax.lab.language.source import heads_of, load
-from hebbian_softmax.lab.language.task import WordTask, make_windows
+from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
 FOLDER = "trials"
@@ -42,7 +40,7 @@ SPLITS = {"tuning": (), "final": ("valid", "test")}
 
 WordSets = Mapping[str, Tensor]
 """Sets of words by name: for each word of the vocabulary, whether it belongs to the set (bool)."""
-Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
+Measure = Callable[[LanguageModel, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
 """Measures a trained model with additions such as memories. Returns, by the name of each addition, the perplexity of
 each split and what else is worth keeping. The arguments after the corpus are the trial's folder, where it may keep
 files, and whether to be quiet."""
@@ -146,8 +144,8 @@ class Bench:
         """Train, measure and store a trial."""
         settings, device = trial.settings, choose_device(self.device)
         corpus, sets = self._corpus(settings)
-        steps = settings.steps or max(1, round(settings.epochs * make_windows(corpus, settings, "cpu").epoch_steps))
-        with deterministic(settings.deterministic == "yes"):
+        steps = steps_of(corpus, settings)
+        with deterministic(settings.deterministic):
             task = WordTask(corpus, settings, heads_of(settings), steps=steps, device=device)
             run = self._open(trial)
             with run.held():

@@ -45,9 +45,9 @@ class Rule:
     settings: Mapping[str, Any]
 
 
-LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": "no"})
+LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": False})
 """The paper's Algorithm 1 as printed."""
-CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": "yes"})
+CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": True})
 """The rule with this project's scale and centre, and with a count that includes the batch."""
 
 
@@ -139,7 +139,7 @@ def paper_sweep(preset: str) -> Grid:
         "input_dropout": (0.3, 0.2, 0.1, 0.0),
         "output_dropout": (0.0,),
         "layer_norm": ("none", "output"),
-        "tied": ("yes", "no"),
+        "tied": (True, False),
         "learning_rate": (sizes.learning_rate,),
     }
 
@@ -153,7 +153,7 @@ def around_choice(preset: str) -> Grid:
         "input_dropout": (0.3, 0.2, 0.1),
         "output_dropout": (0.0,),
         "layer_norm": ("none",),
-        "tied": ("yes",),
+        "tied": (True,),
         "learning_rate": (sizes.learning_rate, sizes.learning_rate / 2, 2 * sizes.learning_rate),
     }
 

@@ -19,8 +19,7 @@ from hebbian_softmax.lab.language.memories.outcome import (
 from hebbian_softmax.lab.language.memories.reading import Memories
 from hebbian_softmax.lab.language.memories.rows import ALONE, MemoryRows, memory_rows, read_shown, score_rows
 from hebbian_softmax.lab.language.memories.view import check_stretch
-from hebbian_softmax.lab.language.names import ModelName
-from hebbian_softmax.lab.language.outcome import TEXTS
+from hebbian_softmax.lab.language.names import TEXTS, ModelName
 from hebbian_softmax.lab.language.trained import Trained
 from hebbian_softmax.lab.report.tables import as_text
 

@@ -14,8 +14,7 @@ from hebbian_softmax.lab.language.memories.grid import Point
 from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
 from hebbian_softmax.lab.language.memories.rows import MemoryRows
 from hebbian_softmax.lab.language.memories.view import as_plain, choose_stretch, draw, view
-from hebbian_softmax.lab.language.names import ONLY, ModelName
-from hebbian_softmax.lab.language.outcome import TEXTS
+from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table

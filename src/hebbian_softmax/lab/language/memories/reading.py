@@ -16,7 +16,7 @@ from torch import Tensor
 from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
 from hebbian_softmax.lab.base.errors import LabError, enough_memory, reason
 from hebbian_softmax.lab.language.evaluation import stream
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.memory import mix
 
 PIECES = {"cpu": 2**12}
@@ -87,14 +87,14 @@ def check_shares(cache: float, mbpa: float) -> None:
         )
 
 
-def pieces(model: WordLSTM, ids: Tensor, *, slow: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+def pieces(model: LanguageModel, ids: Tensor, *, slow: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """Activations (time, features) and the words that follow (time,), in the order of the text."""
     device = next(model.parameters()).device
     for h, targets in stream(model, ids, chunk=SLOW_PIECE if slow else PIECES.get(device.type, PIECE)):
         yield h.squeeze(1), targets.squeeze(1)
 
 
-def layer_of(model: WordLSTM) -> tuple[Tensor, Tensor | None]:
+def layer_of(model: LanguageModel) -> tuple[Tensor, Tensor | None]:
     """The output layer in the dtype of the activations."""
     bias = model.head.bias
     return model.head.weight.detach().to(model.precision), None if bias is None else bias.detach().to(model.precision)
@@ -102,7 +102,7 @@ def layer_of(model: WordLSTM) -> tuple[Tensor, Tensor | None]:
 
 @torch.no_grad()
 def read_parts(
-    model: WordLSTM, ids: Tensor, memories: Memories, *, seen: Callable[[int], object] | None = None
+    model: LanguageModel, ids: Tensor, memories: Memories, *, seen: Callable[[int], object] | None = None
 ) -> dict[str, Tensor]:
     """Read a text once. `seen` is told the number of predictions so far."""
     cache = memories.cache.make() if memories.cache else None

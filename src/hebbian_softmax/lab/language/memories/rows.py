@@ -14,8 +14,8 @@ from hebbian_softmax.lab.language.memories.grid import Grids
 from hebbian_softmax.lab.language.memories.reading import Memories, mixture, read_parts
 from hebbian_softmax.lab.language.memories.store import Store, digest
 from hebbian_softmax.lab.language.memories.sweep import Sweep, sweep
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
-from hebbian_softmax.lab.language.outcome import TEXTS
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import TEXTS
 
 ALONE = Memories(None, None)
 
@@ -53,7 +53,7 @@ class MemoryRows:
 
 
 def memory_rows(
-    model: WordLSTM,
+    model: LanguageModel,
     corpus: Corpus,
     *,
     grids: Grids | None = None,
@@ -110,7 +110,7 @@ def _identity(settings: Any) -> dict[str, Any] | None:
     return None if settings is None else {name: value for name, value in asdict(settings).items() if name != "share"}
 
 
-def read_shown(model: WordLSTM, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
+def read_shown(model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
     """`read_parts` with its progress."""
     with Progress(label, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
         return read_parts(model, ids, memories, seen=progress.update)

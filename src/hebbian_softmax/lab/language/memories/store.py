@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import cannot_write, remove_temporary, write_atomic
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
         return None
 
 
-def digest(model: WordLSTM) -> str:
+def digest(model: LanguageModel) -> str:
     """Names these very weights and their precision."""
     total = hashlib.sha256(str(model.precision).encode())
     for name, value in sorted(model.state_dict().items()):

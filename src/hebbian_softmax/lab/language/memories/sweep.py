@@ -27,7 +27,7 @@ from hebbian_softmax.lab.language.memories.grid import (
 from hebbian_softmax.lab.language.memories.reading import Memories, layer_of, pieces, read_parts, usable
 from hebbian_softmax.lab.language.memories.store import Store
 from hebbian_softmax.lab.language.memories.two_steps import TwoSteps, sweep_two_steps
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sweep:
 
 
 def sweep(
-    model: WordLSTM,
+    model: LanguageModel,
     ids: Tensor,
     grids: Grids,
     *,
@@ -129,7 +129,7 @@ def sweep(
 
 @torch.no_grad()
 def read_cache_grid(
-    model: WordLSTM, ids: Tensor, grids: Grids, workspace: int | None, progress: Progress
+    model: LanguageModel, ids: Tensor, grids: Grids, workspace: int | None, progress: Progress
 ) -> dict[str, Tensor]:
     """log p of the model (T,) and of the cache (θ, n, T), and the mean of ‖h‖², in one pass."""
     cache = NeuralCache(max(grids.sizes), grids.thetas[0])
@@ -149,7 +149,7 @@ def read_cache_grid(
 
 @torch.no_grad()
 def read_mbpa_grid(
-    model: WordLSTM, ids: Tensor, grids: Grids, size: int, workspace: int | None, progress: Progress
+    model: LanguageModel, ids: Tensor, grids: Grids, size: int, workspace: int | None, progress: Progress
 ) -> Tensor:
     """log p under MbPA of one step, in the order of `Grids.one_step`, (K · α, T), in one pass."""
     counts = grids.counts(size)

@@ -16,7 +16,7 @@ from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.language.memories.grid import Grids, Point, best_first, mbpa_points
 from hebbian_softmax.lab.language.memories.reading import MbpaSettings, layer_of, pieces, usable
 from hebbian_softmax.lab.language.memories.store import Store
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 AT_ONCE = 32  # queries between two looks at the clock
 
@@ -44,7 +44,7 @@ class TwoSteps:
 
 
 def sweep_two_steps(
-    model: WordLSTM,
+    model: LanguageModel,
     ids: Tensor,
     grids: Grids,
     parts: Mapping[str, Tensor],
@@ -114,7 +114,7 @@ class OutOfTimeError(Exception):
     """The budget is used up."""
 
 
-def around(model: WordLSTM, ids: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+def around(model: LanguageModel, ids: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Activations and targets of the predictions `low` … `high` - 1."""
     kept, done = [], 0
     with usable():
@@ -127,7 +127,7 @@ def around(model: WordLSTM, ids: Tensor, low: int, high: int) -> tuple[Tensor, T
 
 @torch.no_grad()
 def read_stretch(
-    model: WordLSTM,
+    model: LanguageModel,
     memory: tuple[Tensor, Tensor],
     words: int,
     settings: MbpaSettings,

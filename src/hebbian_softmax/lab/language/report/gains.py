@@ -9,8 +9,8 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import MANIFEST, open_corpus, prepared
+from hebbian_softmax.lab.language.evaluation import words_file
 from hebbian_softmax.lab.language.names import ModelName
-from hebbian_softmax.lab.language.outcome import words_file
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.tables import Cell, Table
 

@@ -12,8 +12,7 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
-from hebbian_softmax.lab.language.outcome import TEXTS
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.report.gains import Changes, changes_of, tabulate_changes, vocabulary_of
 from hebbian_softmax.lab.language.source import CORPORA
