@@ -23,7 +23,7 @@ from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
 from tests import ROOT, SHARED
 from tests.lab.language.commands import call, only
-from tests.lab.language.experiments.conftest import SMALL, Reproduce, result_of, table, words_of
+from tests.lab.language.experiments.conftest import SMALL, Reproduce, result_of, table, unfinished, words_of
 from tests.lab.language.toy import corpus
 
 PAPER = SHARED / "paper.tex"
@@ -225,3 +225,12 @@ def test_the_runs_in_results_can_be_shown(name: str, tmp_path: Path, capsys: pyt
     tables = re.findall(r"\*\*Not finished: (.*)\*\*", capsys.readouterr().out)
     assert len(tables) > 3
     assert all(f"**{title}**" in shown for title in tables)
+
+
+def test_trials_that_an_older_version_stored_are_recognised(tmp_path: Path) -> None:
+    """Their settings say yes and no where there are booleans now. Training would need a corpus that is not there."""
+    stored = open_run(ROOT / "results" / "language" / "reuters")
+    run = unfinished(stored, tmp_path)
+    assert {trial.settings["tied"] for trial in map(open_run, run.path.glob("trials/*"))} == {"yes"}
+    assert call("reproduce", "reuters", "--resume", run.path, "--quiet") == 0
+    assert result_of(run)["tables"] == result_of(stored)["tables"]

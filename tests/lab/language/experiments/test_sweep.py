@@ -164,22 +164,6 @@ def test_all_is_made_again_without_corpus_and_device(
     assert (run.path / "perplexity.png").read_bytes() == drawn
 
 
-def test_trials_that_an_older_version_stored_are_recognised(swept: Run, tmp_path: Path) -> None:
-    """Older versions wrote yes and no where there are booleans now."""
-    run = unfinished(swept, tmp_path)
-    written = {True: "yes", False: "no"}
-    for path in run.path.glob("trials/*/result.json"):
-        content = json.loads(path.read_bytes())
-        settings = content["metrics"]["trial"]["settings"]
-        settings |= {name: written[value] for name, value in settings.items() if isinstance(value, bool)}
-        settings["seed"] = str(settings["seed"])
-        path.write_text(json.dumps(content))
-    before = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
-    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert result_of(run)["tables"] == result_of(swept)["tables"]
-
-
 def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
