@@ -55,7 +55,7 @@ SETTLED = ("rate", "rule_scale", "center", "epochs")
 class ExperimentSettings:
     """The settings of every experiment. The options of `hebbian train` are added by `grid_settings`."""
 
-    trials: int = setting(9, "settings tried with each head, a fixed choice from the grids", integer(0))
+    trials: int = setting(9, "settings tried for each row; 0: the paper's choice, untuned", integer(0))
     tuning_share: float = setting(1.0, "share of the training steps that a trial of the tuning takes", number(0, 1))
     seeds: int = setting(2, "seeds from which the chosen settings are trained and tested", integer(1, 1000))
     budget: float = setting(0.0, "seconds after which to stop, to be resumed; 0 for no limit", number(0))
@@ -207,7 +207,6 @@ class ReproduceSettings(ExperimentSettings):
 
     corpus: str = setting("", "a corpus by name, or the folder of a prepared one", str)
     size: str = setting("paper", f"size of models, batches and epochs: {', '.join(PRESETS)}", choice(*PRESETS))
-    trials: int = setting(9, "settings tried for each row; 0: the paper's choice, untuned", integer(0))
     epochs: float = setting(0.0, "passes over the training text; 0: as the size says", number(0))
 
 
@@ -215,7 +214,10 @@ R = TypeVar("R", bound=ReproduceSettings)
 
 
 class Reproduction(Experiment[R]):
-    """An experiment of the paper, `hebbian reproduce NAME`: a plain softmax, the literal and the corrected rule."""
+    """An experiment of the paper, `hebbian reproduce NAME`: a plain softmax, the literal and the corrected rule.
+
+    A subclass sets `name`, `help`, `title` and the attributes below.
+    """
 
     settings_type: type[R]
     """The experiment's own settings."""
