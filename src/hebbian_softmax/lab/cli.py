@@ -104,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. What a command does is its `execute` default."""
     from hebbian_softmax.lab.data.command import add_data
     from hebbian_softmax.lab.experiments import RECIPES
-    from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
+    from hebbian_softmax.lab.language.memories.command import add_command as add_evaluate
     from hebbian_softmax.lab.report_command import add_command as add_report
 
     parser = argparse.ArgumentParser(
