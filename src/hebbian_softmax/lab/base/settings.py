@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-METAVARS = {int: "N", float: "NUMBER"}
+METAVARS = {int: "N", float: "NUMBER", tuple: "VALUES"}
 REQUIRED: Any = dataclasses.MISSING
 """The default of a setting that has none: its option must be given."""
 
@@ -37,21 +37,21 @@ def setting(
     )
 
 
-def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
-    """Give a parser, or a group in it, one option for each field."""
+def add_options(parser: argparse._ActionsContainer, settings: type, rename: Callable[[str], str] = str) -> None:
+    """Give a parser, or a group in it, one option for each field. `rename` turns a field's name into the option's."""
     for field in dataclasses.fields(settings):
         # Where the default is empty, the help text itself says what that means.
         default = f" (default: {_as_text(field.default)})" if field.default not in ("", REQUIRED) else ""
         if isinstance(field.default, bool):
             parser.add_argument(
-                option_name(field.name),
+                option_name(rename(field.name)),
                 action=argparse.BooleanOptionalAction,
                 default=None,
                 help=f"{field.metadata['help']}{default}".replace("%", "%%"),
             )
             continue
         parser.add_argument(
-            option_name(field.name),
+            option_name(rename(field.name)),
             type=field.metadata["parse"],
             required=field.default is REQUIRED,
             metavar=field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT"),
@@ -59,9 +59,9 @@ def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
         )
 
 
-def given_options(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+def given_options(arguments: argparse.Namespace, settings: type, rename: Callable[[str], str] = str) -> dict[str, Any]:
     """Return the settings given on the command line; the others keep their defaults or a resumed run's values."""
-    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(settings)}
+    values = {field.name: getattr(arguments, rename(field.name)) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -101,6 +101,8 @@ def option_name(field: str, value: bool = True) -> str:
 
 
 def _as_text(value: Any) -> str:
+    if type(value) is tuple:
+        return ",".join(f"{each:g}" for each in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -137,6 +139,18 @@ def multiple(of: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a parser of different values with commas between them."""
+
+    def parse_all(text: str) -> tuple[Any, ...]:
+        values = tuple(parse(part.strip()) for part in text.split(","))
+        if len(set(values)) != len(values):
+            raise argparse.ArgumentTypeError(f"must be different values, not {text!r}")
+        return values
+
+    return parse_all
 
 
 def choice(*names: str) -> Callable[[str], str]:
