@@ -53,9 +53,14 @@ def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "was prepared before; delete" in again.err
 
     assert main(["data", "list"]) == 0
-    assert "20,005 / 3 / 32 tokens, 5 words" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "any text: your own files, folders or archives" in listed
+    assert "20,005 / 3 / 32 tokens, 5 words" in listed
     assert main(["data", "show", "mine", "--verify"]) == 0
     assert capsys.readouterr().out.startswith(shown.out)
+    (root / "train").write_text("another text")
+    assert prepare_texts(root, "--name", "mine") == 1
+    assert "was prepared with other settings (train)" in capsys.readouterr().err
 
 
 def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
@@ -167,18 +165,3 @@ def test_a_damaged_archive_is_named(places: dict[str, str], tmp_path: Path) -> N
     place.write_bytes(lzma.compress(b"The cat sat. " * 1000)[:-20])
     with pytest.raises(LabError, match=r"text\.xz cannot be read .*replace it"):
         read({**places, "train": str(place)})
-
-
-def test_the_command(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    options = [word for split, place in places.items() for word in (f"--{split}", place)]
-    command = ["data", "prepare", "texts", *options, "--minimum", "1", "--name", "mine", "--quiet", "--processes", "1"]
-    assert main(command) == 0
-    assert "mine" in capsys.readouterr().out
-    assert texts_of(load_corpus("mine")) == EXPECTED
-    assert main(command) == 0
-    assert "mine was prepared before" in capsys.readouterr().err
-    Path(places["train"]).write_text("Another text.")
-    assert main(command) == 1
-    assert "was prepared with other settings (train)" in capsys.readouterr().err
-    assert main(["data", "list"]) == 0
-    assert "any text: your own files, folders or archives" in capsys.readouterr().out

@@ -9,7 +9,6 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +157,7 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
         if response.length is not None:
             _check_space(part, response.length)
             progress.total = have + response.length
-        _append(part, _reading(response), have, progress)
+        _append(part, response, have, progress)
 
 
 def _validators(headers: http.client.HTTPMessage) -> list[str]:
@@ -167,23 +166,19 @@ def _validators(headers: http.client.HTTPMessage) -> list[str]:
     return [value for value in found if value and not value.startswith("W/")]
 
 
-def _reading(response: Any) -> Callable[[], bytes]:
-    """Return a function that reads the next bytes; its errors are told apart from those of the disk."""
-
-    def read() -> bytes:
-        try:
-            chunk: bytes = response.read1(CHUNK)
-            return chunk
-        except (OSError, http.client.HTTPException) as error:
-            raise _DroppedError(str(error) or type(error).__name__) from error
-
-    return read
+def _read(response: Any) -> bytes:
+    """Read the next bytes. Errors of the network are told apart from those of the disk here."""
+    try:
+        chunk: bytes = response.read1(CHUNK)
+        return chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise _DroppedError(str(error) or type(error).__name__) from error
 
 
-def _append(part: _Part, read: Callable[[], bytes], have: int, progress: Progress) -> None:
+def _append(part: _Part, response: Any, have: int, progress: Progress) -> None:
     try:
         with open(part.path, "ab") as file:
-            while chunk := read():
+            while chunk := _read(response):
                 file.write(chunk)
                 have += len(chunk)
                 progress.update(have)
