@@ -91,18 +91,13 @@ def check_used(settings: MemorySettings) -> None:
     """Refuse grids that `--memories` would not use."""
     defaults = {field.name: field.default for field in fields(settings)}
     for name, field in OPTIONS.items():
-        using = [value for value, kinds in CHOICES.items() if any(field.name in names_of(kind.grid) for kind in kinds)]
-        is_grid = isinstance(field.default, tuple)
-        if is_grid and settings.memories not in using and getattr(settings, name) != defaults[name]:
+        using = [value for value, kinds in CHOICES.items() if any(hasattr(kind.grid, field.name) for kind in kinds)]
+        given = isinstance(field.default, tuple) and getattr(settings, name) != defaults[name]
+        if given and settings.memories not in using:
             raise LabError(
                 f"{option_name(name)} has no effect with --memories {settings.memories}: omit it, or give --memories "
                 f"{' or '.join(using)}"
             )
-
-
-def names_of(grid: type) -> set[str]:
-    """Return the names of the fields of a dataclass."""
-    return {field.name for field in fields(grid)}
 
 
 def with_memories(
