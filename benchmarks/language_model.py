@@ -78,14 +78,11 @@ def machine_rates(device: torch.device, size: int) -> dict[str, float]:
 class Racer:
     """One model in training, step after step."""
 
-    def __init__(
-        self, settings: Settings, vocabulary: int, windows: Windows, hebbian: bool, *, loop: bool = False
-    ) -> None:
-        """Make a learner; with `loop` it launches every kernel of a step instead of replaying a CUDA graph."""
-        self.windows, self.device = windows, windows.device
-        self.learner = Learner(settings, vocabulary, hebbian=hebbian, device=self.device)
+    def __init__(self, learner: Learner, windows: Windows, *, loop: bool = False) -> None:
+        """Train a learner; with `loop` it launches every kernel of a step instead of replaying a CUDA graph."""
+        self.learner, self.windows, self.device = learner, windows, windows.device
         if loop:
-            self.learner.captured = None
+            learner.captured = None
         self.steps = 0
 
     def step(self) -> None:
@@ -165,7 +162,10 @@ def race(
     words = sizes.batch * sizes.sequence
     corpus = zipf_corpus(vocabulary, (STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
     windows = make_windows(corpus, settings, device)
-    racers = {name: Racer(settings, vocabulary, windows, hebbian, loop=loop) for name, hebbian in HEADS.items()}
+    racers = {
+        name: Racer(Learner(settings, vocabulary, hebbian=hebbian, device=device), windows, loop=loop)
+        for name, hebbian in HEADS.items()
+    }
     for racer in racers.values():
         racer.block(5)
     steps = max(3, round(seconds / max(racer.block(3)[0] for racer in racers.values())))

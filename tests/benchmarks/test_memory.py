@@ -1,4 +1,4 @@
-"""The benchmark of the memories runs, and finds loops and ours equal."""
+"""The benchmark of the memories runs, and finds our results equal to those of the loops."""
 
 import json
 from pathlib import Path
