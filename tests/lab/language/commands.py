@@ -1,4 +1,4 @@
-"""The command `hebbian` on small language models, for tests."""
+"""Calls of the command `hebbian` with small language models."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from hebbian_softmax.lab.cli import main
 
 SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
 FEW = f"{SIZES} --steps 12 --evaluations 3".split()
-MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic --checkpoint-seconds 0.3".split()
+MANY = f"{SIZES} --steps 30 --evaluations 3 --deterministic --checkpoint-seconds 0.2".split()
 
 
 def call(*arguments: str | Path) -> int:
-    """The exit code, also where argparse exits by itself."""
+    """Return the exit code, even if argparse exits by itself."""
     try:
         return main([str(argument) for argument in arguments])
     except SystemExit as stop:
@@ -19,6 +19,6 @@ def call(*arguments: str | Path) -> int:
 
 
 def only(runs: Path) -> Run:
-    """The one run in a folder."""
+    """Return the one run in a folder."""
     (path,) = runs.iterdir()
     return open_run(path)

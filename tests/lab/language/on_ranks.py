@@ -1,4 +1,4 @@
-"""What every rank of a test does."""
+"""Functions that a test runs in every process of a group."""
 
 import signal
 import time
@@ -26,7 +26,7 @@ def make(**changes: Any) -> WordTask:
 
 
 def losses_and_weights(steps: int, **changes: Any) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """Of `steps` training steps, whatever the number of processes."""
+    """Take `steps` training steps; return their losses and the weights after them."""
     task = make(input_dropout=0.0, **changes)
     losses = [{name: float(loss) for name, loss in task.train_step().items()} for _ in range(steps)]
     tensors = {
@@ -38,13 +38,20 @@ def losses_and_weights(steps: int, **changes: Any) -> tuple[list[dict[str, float
 
 
 def train_in(folder: str, stop_rank: int | None = None) -> tuple[int, list[str]]:
-    """Train a run; `stop_rank` gets a signal before its third step. The steps taken, and what this rank did."""
-    run = open_run(Path(folder))
-    task = make()
+    """Train a run; `stop_rank` gets a signal before its third step. Return the steps, and what this process wrote."""
     written: list[str] = []
-    log, save = Run.log, Run.save_checkpoint
-    Run.log = lambda self, record: written.append("log") or log(self, record)  # type: ignore
-    Run.save_checkpoint = lambda self, state: written.append("save") or save(self, state)  # type: ignore
+
+    class Watched(Run):
+        def log(self, record: Any) -> None:
+            written.append("log")
+            super().log(record)
+
+        def save_checkpoint(self, state: Any) -> None:
+            written.append("save")
+            super().save_checkpoint(state)
+
+    run = Watched(**vars(open_run(Path(folder))))
+    task = make()
     if dist.get_rank() == stop_rank:
         step = task.train_step
 
@@ -58,13 +65,11 @@ def train_in(folder: str, stop_rank: int | None = None) -> tuple[int, list[str]]
         train(task, run, steps=8, evaluate_every=4, quiet=True)
     except Interrupted:
         written.append("stopped")
-    finally:
-        Run.log, Run.save_checkpoint = log, save  # type: ignore[method-assign]
     return task.step, written
 
 
 def plan_in(folder: str) -> int:
-    """Each rank measures another speed; all get the first one's steps."""
+    """Settle the number of steps: each process measures another speed, and all get the first one's steps."""
     made = settings(Settings, max_seconds=10.0 + current_ranks().rank, final="none", evaluations=1)
     run = open_run(Path(folder))
     steps = settle_steps(run, corpus(), made, lambda steps: make(), time.monotonic())
@@ -73,5 +78,5 @@ def plan_in(folder: str) -> int:
 
 
 def command(*arguments: str) -> int:
-    """`hebbian` on every rank."""
+    """Run the command `hebbian`."""
     return main(list(arguments))

@@ -4,7 +4,6 @@ import math
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +13,8 @@ from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.evaluation import measure, perplexity, score, stream, text_of, word_losses
 from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.model import LanguageModel
-from tests.lab.language.toy import WORDS, corpus, device, prepared, settings
+from tests.closeness import assert_as_close
+from tests.lab.language.toy import WORDS, corpus, device, exactly, prepared, settings
 
 
 def model(**changes: Any) -> LanguageModel:
@@ -33,7 +33,8 @@ def literal_losses(model: LanguageModel, ids: Tensor) -> Tensor:
 def test_one_stream_is_the_literal_loop(chunk: int) -> None:
     ids = corpus().splits["valid"][:30]
     network = model(layers=2).eval()
-    torch.testing.assert_close(word_losses(network, ids, chunk=chunk), literal_losses(network, ids))
+    literal, exact = literal_losses(network, ids), literal_losses(exactly(network), ids)
+    assert_as_close(word_losses(network, ids, chunk=chunk), literal, exact)
 
 
 @pytest.mark.parametrize("streams", [2, 3, 7, 29])
@@ -42,8 +43,10 @@ def test_streams_are_parts_that_each_begin_anew(streams: int) -> None:
     network = model().eval()
     length = math.ceil(29 / streams)
     parts = [ids[first : first + length + 1] for first in range(0, 29, length)]
-    expected = torch.cat([literal_losses(network, part) for part in parts])
-    torch.testing.assert_close(word_losses(network, ids, streams=streams, chunk=10), expected)
+    expected, exact = (
+        torch.cat([literal_losses(each, part) for part in parts]) for each in (network, exactly(network))
+    )
+    assert_as_close(word_losses(network, ids, streams=streams, chunk=10), expected, exact)
     assert streams == 29 or not torch.allclose(expected, literal_losses(network, ids))
 
 
@@ -54,8 +57,8 @@ def test_the_stream_gives_activations_and_targets_in_order() -> None:
     assert torch.equal(torch.cat([targets for _, targets in found]).flatten(), ids[1:].long())
     activations = torch.cat([each for each, _ in found]).flatten(0, 1)
     network.eval()
-    whole, _ = network.features(ids[:-1].long().unsqueeze(1))
-    torch.testing.assert_close(activations, whole.squeeze(1))
+    whole, exact = (each.features(ids[:-1].long().unsqueeze(1))[0].squeeze(1) for each in (network, exactly(network)))
+    assert_as_close(activations, whole, exact)
     assert not activations.requires_grad
 
 
@@ -74,7 +77,7 @@ def test_bfloat16_is_near() -> None:
     exact, rounded = word_losses(model(), ids), word_losses(model(precision="bf16"), ids)
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
-    torch.testing.assert_close(rounded.mean(), exact.mean(), rtol=0.01, atol=0)
+    torch.testing.assert_close(rounded.mean(), exact.mean(), rtol=torch.finfo(torch.bfloat16).eps, atol=0)
 
 
 def test_scores_by_training_frequency() -> None:
@@ -114,7 +117,9 @@ def test_the_first_words_alone() -> None:
     words, network = corpus(), model()
     (some, arrays), (_, whole) = measure(network, words, "valid", first=10), measure(network, words, "valid")
     assert some.words == 10
-    np.testing.assert_allclose(arrays["nll"], whole["nll"][:10], rtol=1e-5)
+    literal, exact = (literal_losses(each, words.splits["valid"][:11]) for each in (network, exactly(network)))
+    for found in (arrays["nll"], whole["nll"][:10]):
+        assert_as_close(torch.from_numpy(found), literal, exact)
     assert measure(network, words, "valid", first=10_000)[0].words == len(words.splits["valid"]) - 1
 
 

@@ -1,5 +1,6 @@
-"""A small corpus with something to learn, and settings to go with it."""
+"""A small corpus with something to learn, settings to go with it, and models in float64 to compare with."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.data.corpus import Corpus, write_corpus
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 
@@ -25,7 +27,7 @@ def corpus(words: int = WORDS, tokens: int = 800) -> Corpus:
 
 
 def prepared(folder: Path, **splits: Tensor) -> Corpus:
-    """The same as a folder; splits can be replaced."""
+    """Write the corpus to a folder; splits can be replaced."""
     made = corpus()
     arrays = {name: splits.get(name, ids).numpy() for name, ids in made.splits.items()}
     return write_corpus(folder, "toy", arrays, made.words, made.counts.tolist(), {"words": WORDS}, [])
@@ -33,7 +35,7 @@ def prepared(folder: Path, **splits: Tensor) -> Corpus:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus as a folder, for the tests of a module that import this."""
+    """The folder of the corpus, for test modules that import this fixture."""
     path = tmp_path_factory.mktemp("corpora") / "toy"
     prepared(path)
     return path
@@ -41,3 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device() -> torch.device:
     return torch.device("cpu")
+
+
+def widen(model: LanguageModel) -> LanguageModel:
+    """Change a model to float64, in which rounding is too small to be mistaken for a difference."""
+    model.double().precision = torch.float64
+    return model
+
+
+def exactly(model: LanguageModel) -> LanguageModel:
+    """Return a copy of a model in float64."""
+    return widen(copy.deepcopy(model))

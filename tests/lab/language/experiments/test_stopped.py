@@ -1,4 +1,4 @@
-"""Language models that are stopped or killed go on to the same bits; and torchrun's processes make one run."""
+"""A training that is stopped or killed goes on to the same bits, and the processes of torchrun make one run."""
 
 import os
 import signal
@@ -23,7 +23,8 @@ def state(run: Run) -> dict[str, Any]:
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     assert checkpoint.pop("seconds") > 0
-    return checkpoint
+    # Every process begins with other states of Python's and NumPy's generators, which training does not use.
+    return {**checkpoint, "random": checkpoint["random"]["torch"]}
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -53,28 +54,33 @@ def wait_for_checkpoint(runs: Path) -> Run:
     return only(runs)
 
 
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("whole")
+    assert call("compare", folder, *MANY, "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stopped_run_ends_in_the_same_bits(folder: Path, tmp_path: Path, how: signal.Signals) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    with start(0.05, "compare", folder, *MANY, "--runs", stopped) as process:
-        run = wait_for_checkpoint(stopped)
+def test_a_stopped_run_ends_in_the_same_bits(folder: Path, whole: Run, tmp_path: Path, how: signal.Signals) -> None:
+    with start(0.03, "compare", folder, *MANY, "--runs", tmp_path) as process:
+        run = wait_for_checkpoint(tmp_path)
         process.send_signal(how)
         _, errors = process.communicate()
     assert process.returncode == (-9 if how == signal.SIGKILL else 128 + how)
     assert how == signal.SIGKILL or "all saved; go on with" in errors
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
-    assert 0 < checkpoint["step"] < 60
+    assert 0 < checkpoint["step"] < 30
 
     assert call("compare", "corpus", "--resume", run.path, "--quiet") == 0
-    assert call("compare", folder, *MANY, "--quiet", "--runs", whole) == 0
-    assert_same(state(run), state(only(whole)))
-    one, other = run.result(), only(whole).result()
+    assert_same(state(run), state(whole))
+    one, other = run.result(), whole.result()
     assert one is not None
     assert other is not None
     assert one["metrics"]["scores"] == other["metrics"]["scores"]
     timed = ("seconds", "words_per_second")
-    logs = [[{k: v for k, v in r.items() if k not in timed} for r in each.records()] for each in (run, only(whole))]
+    logs = [[{k: v for k, v in r.items() if k not in timed} for r in each.records()] for each in (run, whole)]
     assert logs[0] == logs[1]
 
 

@@ -1,6 +1,5 @@
 """A model with memories as the definitions read: one word after the other, dense softmaxes, a layer that is copied."""
 
-import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import Memories
 from hebbian_softmax.lab.language.model import LanguageModel
 from tests.closeness import FACTOR, ULPS
-from tests.lab.language.toy import WORDS, device, settings
+from tests.lab.language.toy import WORDS, device, exactly, settings
 from tests.memory.oracles import cache_log_prob, mbpa_log_prob
 
 
@@ -26,13 +25,6 @@ def model(**changes: Any) -> LanguageModel:
         made.head.weight.mul_(3)
         made.projection.mul_(4)
     return made.eval()
-
-
-def exactly(model: LanguageModel) -> LanguageModel:
-    """Return the same model in float64."""
-    made = copy.deepcopy(model).double()
-    made.precision = torch.float64
-    return made
 
 
 def activations(model: LanguageModel, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,9 @@ from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.trained import load_trained
 from tests.closeness import assert_as_close
 from tests.lab.language.commands import FEW, call, only
-from tests.lab.language.memories.oracle import exactly, losses_of, parts_of, perplexity_of, tolerance
+from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_of, tolerance
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
-from tests.lab.language.toy import device, folder
+from tests.lab.language.toy import device, exactly, folder
 
 __all__ = ["folder"]
 

@@ -15,9 +15,9 @@ from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, mixture, read_parts
 from hebbian_softmax.lab.language.memories.sweep import score_rows
 from tests.closeness import assert_as_close
-from tests.lab.language.memories.oracle import exactly, losses_of, model, parts_of, perplexity_of, tolerance
+from tests.lab.language.memories.oracle import losses_of, model, parts_of, perplexity_of, tolerance
 from tests.lab.language.model.networks import out_of_memory
-from tests.lab.language.toy import corpus
+from tests.lab.language.toy import corpus, exactly
 
 CACHE = CacheSettings(size=9, theta=0.7, share=0.2)
 MBPA = MbpaSettings(size=11, neighbours=4, steps=1, rate=0.6, l2=0.3, share=0.15)

@@ -23,14 +23,13 @@ from hebbian_softmax.lab.language.model import LanguageModel
 from tests.closeness import assert_as_close
 from tests.lab.language.memories.oracle import (
     activations,
-    exactly,
     losses_of,
     model,
     parts_of,
     perplexity_of,
     tolerance,
 )
-from tests.lab.language.toy import corpus
+from tests.lab.language.toy import corpus, exactly
 
 GRIDS = Grids(
     thetas=(0.5, 0.05),

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.language.model.base import NetworkOptions
 from hebbian_softmax.lab.language.model.lstm import LayerNormLSTM, WordLSTM
+from tests.closeness import assert_as_close
+from tests.lab.language.toy import exactly
 
 WORDS, FEATURES, HIDDEN = 13, 4, 6
 
@@ -88,11 +90,11 @@ def test_a_sequence_in_parts_with_its_state_is_the_whole_sequence(options: dict[
     whole, last = model.features(inputs)
     first, state = model.features(inputs[:3])
     second, end = model.features(inputs[3:], state)
-    exact = {"rtol": 0.0, "atol": 1e-2 if model.precision == torch.bfloat16 else 1e-6}
-    torch.testing.assert_close(torch.cat([first, second]), whole, **exact)
-    for (h, c), (other_h, other_c) in zip(last, end, strict=True):
-        torch.testing.assert_close(h, other_h, **exact)
-        torch.testing.assert_close(c, other_c, **exact)
+    exact, exact_last = exactly(model).features(inputs)
+    assert_as_close(torch.cat([first, second]), whole, exact)
+    for found, expected, wide in zip(end, last, exact_last, strict=True):
+        for each in zip(found, expected, wide, strict=True):
+            assert_as_close(*each)
 
 
 def test_the_cell_with_layer_norm_is_the_papers_equations() -> None:
@@ -136,7 +138,7 @@ def test_bfloat16_is_near_float32_and_has_float32_gradients() -> None:
     batch = words(20, 8)
     one, other = exact(batch[:-1], batch[1:]), rounded(batch[:-1], batch[1:])
     assert rounded.features(batch)[0].dtype == torch.bfloat16
-    torch.testing.assert_close(other.float(), one, rtol=0.01, atol=0)
+    torch.testing.assert_close(other.float(), one, rtol=torch.finfo(torch.bfloat16).eps, atol=0)
     other.backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in rounded.parameters())
 

@@ -1,13 +1,11 @@
-"""Learning curves over seeds: means, what is left out, and from where on one is below another."""
+"""Learning curves over seeds: their means, what is left out, and from which words on one stays below another."""
 
 from typing import Any
 
 import pytest
 
 from hebbian_softmax.lab.language.names import HEBBIAN
-from hebbian_softmax.lab.language.report import curves
-from hebbian_softmax.lab.language.report.curves import below_from, draw_curves, mean_curve, points
-from hebbian_softmax.lab.report.figures import Panel
+from hebbian_softmax.lab.language.report.curves import below_from, curve_panels, draw_curves, mean_curve, points
 
 
 def log(*values: float | None, name: str = "valid_perplexity") -> list[dict[str, Any]]:
@@ -34,13 +32,10 @@ def test_below_counts_from_where_it_stays_so(plain: list[float], other: list[flo
     assert below_from([log(*plain)], [log(*other)]) == expected
 
 
-def test_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Panel] = []
-    monkeypatch.setattr(curves, "line_figure", lambda panels, **_: drawn.extend(panels))
+def test_what_is_drawn() -> None:
     rare = "hebbian_valid_perplexity_<100"
     logs = {"one": [log(100.0, 10.0, 9.0), log(100.0, 12.0, 9.0)], "two": [log(50.0, name=rare)]}
-    draw_curves(logs, {"two": HEBBIAN})
-    everything, rarest = drawn
+    everything, rarest = curve_panels(logs, {"two": HEBBIAN})
     (one, two), (none, other) = everything.lines, rarest.lines
     assert (one.label, list(one.x), list(one.y)) == ("one", [1.0, 2.0, 3.0], [100.0, 11.0, 9.0])
     assert everything.log_y == pytest.approx((0.85 * 9, 90))  # 100 is above ten times 9: cut off

@@ -9,8 +9,14 @@ import pytest
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run
 from hebbian_softmax.lab.language.names import ONLY
-from hebbian_softmax.lab.language.report import gains
-from hebbian_softmax.lab.language.report.gains import Words, change_by_word, changes_of, tabulate_changes, vocabulary_of
+from hebbian_softmax.lab.language.report.words import (
+    SHOWN,
+    Words,
+    change_by_word,
+    changes_of,
+    tabulate_changes,
+    vocabulary_of,
+)
 from tests.lab.language.toy import corpus, prepared
 
 
@@ -49,7 +55,7 @@ def test_sums_and_counts_are_those_of_a_loop() -> None:
     assert sums == sorted(sums)
     assert all(value <= 0 for value in sums)
     assert all(float(str(row[3])) >= 0 for row in lost.rows)
-    assert len(gained.rows) <= gains.SHOWN
+    assert len(gained.rows) <= SHOWN
     nameless, _ = tabulate_changes(found, None, "here")
     assert nameless.rows[0][:3] == [f"#{best}", many[best], None]
 

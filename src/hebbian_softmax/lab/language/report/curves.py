@@ -1,4 +1,4 @@
-"""Learning curves: perplexity against training words, as in the paper's figure 4 and those of its appendices."""
+"""Learning curves: perplexity against training words, as in the paper's figure 4 and in its appendices."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from hebbian_softmax.lab.language.names import ONLY, ModelName
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 
 Log = Sequence[Mapping[str, Any]]
-"""Records of a training: `words`, and perplexities by name."""
-CUT = 10.0  # times the lowest end: where the axis ends, else first points of 1e20 would hide all the others
+"""The records of a training: `words`, and perplexities by name."""
+CUT = 10.0  # the axis ends at this many times the lowest end, because first points of 1e20 would hide all others
 CAPTION = (
     "Validation perplexity against training words, of all words and of those seen fewer than 100 times in training. "
     "The axis is logarithmic; what is above ten times the lowest end is cut off."
@@ -19,7 +19,7 @@ BANDS = " Lines are means over seeds, bands two standard deviations."
 
 
 def points(log: Log, name: str) -> list[tuple[float, float]]:
-    """Training words and the value `name`, where the log has both."""
+    """Return training words and the value `name` of each record that has both."""
     return [
         (record["words"], record[name])
         for record in log
@@ -28,7 +28,7 @@ def points(log: Log, name: str) -> list[tuple[float, float]]:
 
 
 def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float]]:
-    """Words, mean over seeds and standard deviation, where all seeds have a value."""
+    """Return words, the mean over seeds and the standard deviation, for the words at which all seeds have a value."""
     values: dict[float, list[float]] = {}
     for log in logs:
         for words, value in points(log, name):
@@ -36,8 +36,8 @@ def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float
     return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
 
 
-def draw_curves(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelName] | None = None) -> bytes:
-    """All words in one panel, the rarest in the other; each group of logs is one line.
+def curve_panels(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelName] | None = None) -> list[Panel]:
+    """Return a panel with all words and a panel with the rarest; each group of logs is one line.
 
     `names` says which model of its logs a group is of; by default the only one.
     """
@@ -64,12 +64,16 @@ def draw_curves(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelNa
         seen = (0.85 * lowest, CUT * min(ends)) if ends else None
         return Panel(title, lines, y_label="validation perplexity", log_y=seen)
 
-    panels = [panel("all words", ""), panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}")]
-    return line_figure(panels, x_label="millions of training words", y_label="")
+    return [panel("all words", ""), panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}")]
+
+
+def draw_curves(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelName] | None = None) -> bytes:
+    """Draw the panels of `curve_panels` as a PNG."""
+    return line_figure(curve_panels(groups, names), x_label="millions of training words", y_label="")
 
 
 def below_from(plain: Sequence[Log], other: Sequence[Log]) -> float | None:
-    """The training words from which the mean curve of `other` stays below that of `plain`, to the end."""
+    """Return the training words from which the mean curve of `other` stays below that of `plain`, to the end."""
     lower = {words: mean for words, mean, _ in mean_curve(other, "valid_perplexity")}
     since: float | None = None
     for words, mean, _ in mean_curve(plain, "valid_perplexity"):

@@ -1,4 +1,4 @@
-"""Perplexities over seeds, as cells of tables and as words."""
+"""Perplexities over seeds, as cells of tables."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ NOT_FINITE = "not finite"
 
 
 def shown(value: float) -> str:
-    """Two decimals, or none where there are thousands.
+    """Write a perplexity with two decimals, or with none from a thousand on.
 
     >>> shown(34.3), shown(62_634.2)
     ('34.30', '62,634')
@@ -18,7 +18,7 @@ def shown(value: float) -> str:
 
 
 def spread_cell(values: Sequence[float | None]) -> str | None:
-    """Mean ± two standard deviations over seeds; of one seed its value; None where there is nothing to show.
+    """Write mean ± two standard deviations over seeds, or one seed's value; None if a value is missing.
 
     >>> spread_cell([30.0, 31.0, 32.0]), spread_cell([30.0]), spread_cell([30.0, math.inf])
     ('31.00 ± 2.00', '30.00', 'not finite')
@@ -33,7 +33,7 @@ def spread_cell(values: Sequence[float | None]) -> str | None:
 
 
 def change_cell(before: Sequence[float | None], after: Sequence[float | None]) -> str | None:
-    """From the mean of one to the mean of the other.
+    """Write the change from the mean of one to the mean of the other; None if a value is missing.
 
     >>> change_cell([50.0, 50.0], [45.0])
     '-10.0 %'
@@ -46,6 +46,6 @@ def change_cell(before: Sequence[float | None], after: Sequence[float | None]) -
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether mean ± 2σ of both do not overlap."""
+    """Return whether the ranges mean ± 2σ of both do not overlap."""
     (first, first_spread), (second, second_spread) = mean_and_spread(one), mean_and_spread(other)
     return abs(first - second) > 2 * (first_spread + second_spread)

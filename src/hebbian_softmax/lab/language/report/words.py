@@ -1,26 +1,31 @@
 """Language models beside each other: learning curves, perplexity by frequency, and the words that gained and lost most.
 
-All of it comes from what runs of `hebbian train` and `hebbian compare` leave in their folders: the log, the scores, and
-the loss of every word of a text.
+Everything comes from the run folders of `hebbian train` and `hebbian compare`: the log, the scores, and the loss of
+every word of a text.
 """
 
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
+from hebbian_softmax.lab.data.corpus import MANIFEST, open_corpus, prepared
+from hebbian_softmax.lab.language.evaluation import words_file
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
-from hebbian_softmax.lab.language.report.gains import Changes, changes_of, tabulate_changes, vocabulary_of
 from hebbian_softmax.lab.language.source import CORPORA
+from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.result import Beside
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 HEADS = {"train": (ONLY,), "compare": (PLAIN, HEBBIAN)}
-SPLITS = ("test", "valid")  # what is of more interest first
+SPLITS = ("test", "valid")  # the more interesting text first
+SHOWN = 15  # words in a table of those that gained or lost most
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,10 @@ class Model:
     label: str
 
     def score(self, split: str) -> Mapping[str, Any] | None:
-        """The last that was measured of it on a text; `streams` are the parts in which the text was read."""
+        """Return the newest score on a text; its `streams` are the parts in which the text was read."""
         metrics = (self.run.result() or {}).get("metrics", {})
         own, later = {"streams": 1, "scores": metrics.get("scores", {})}, _evaluation(self.run)
-        # A run can be evaluated before it is finished; what it was measured with at its end is newer then.
+        # A run can be evaluated before it is finished. Then the measurement at its end is the newer one.
         newer = later.get("step", 0) >= metrics.get("steps", 0)
         for found in (later, own) if newer else (own, later):
             scores = found.get("scores", {}).get(self.name.key, {})
@@ -44,8 +49,27 @@ class Model:
         return None
 
 
+@dataclass(frozen=True)
+class Changes:
+    """How often each word of a text was predicted, and how much its losses changed in all (nats), by id."""
+
+    corpus: str
+    occurrences: Mapping[int, int]
+    total: Mapping[int, float]
+    streams: tuple[int, int] = (1, 1)
+    """How many parts of the text were read side by side, before and after."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a vocabulary and their occurrences in training, by id."""
+
+    names: Sequence[str]
+    counts: Sequence[int]
+
+
 def models_of(runs: Sequence[Run]) -> list[Model]:
-    """The language models of runs; runs of other kinds have none."""
+    """Return the language models of runs; runs of other experiments have none."""
     found = []
     alike = len({run.path.name for run in runs}) < len(runs)
     for run in runs:
@@ -58,7 +82,7 @@ def models_of(runs: Sequence[Run]) -> list[Model]:
 
 
 def pairs_of(models: Sequence[Model]) -> list[tuple[Model, Model]]:
-    """Which models are compared word by word: the two heads of a run, and each later run with the first."""
+    """Return the models to compare word by word: the two heads of a run, and each later run with the first."""
     runs: dict[Any, list[Model]] = {}
     for model in models:
         runs.setdefault(model.run.path, []).append(model)
@@ -69,7 +93,7 @@ def pairs_of(models: Sequence[Model]) -> list[tuple[Model, Model]]:
 
 
 def compare_words(runs: Sequence[Run]) -> Beside:
-    """Everything that the language models among `runs` have in common; nothing where there are none."""
+    """Set the language models among `runs` beside each other; the result is empty if there are none."""
     models = models_of(runs)
     tables: list[Table] = []
     notes: list[str] = []
@@ -82,10 +106,10 @@ def compare_words(runs: Sequence[Run]) -> Beside:
             split, found = changes
             vocabulary = vocabulary_of(before.run, found.corpus)
             if vocabulary is None:
-                notes.append(f"the vocabulary of corpus {found.corpus} is not at hand: words are shown by their ids")
+                notes.append(f"the vocabulary of corpus {found.corpus} cannot be found: words are shown by their ids")
             title = f"on the {TEXTS[split]} text, from {before.label} to {after.label}"
             tables += tabulate_changes(found, vocabulary, title)
-    drawn = len(runs) == 1 and runs[0].result() is not None  # a finished run has its own figure
+    drawn = len(runs) == 1 and runs[0].result() is not None  # a finished run has this figure already
     if not drawn and any(model.run.records() for model in models):
         curves = {model.label: [model.run.records()] for model in models}
         images["curves.png"] = (CAPTION, draw_curves(curves, {model.label: model.name for model in models}))
@@ -93,7 +117,7 @@ def compare_words(runs: Sequence[Run]) -> Beside:
 
 
 def tabulate_buckets(models: Sequence[Model], split: str) -> list[Table]:
-    """Perplexity by frequency, a row for each model that was measured on this text; none where fewer than two were."""
+    """Return perplexities by frequency, a row for each model measured on this text; no table for fewer than two."""
     rows: list[list[Cell]] = []
     for model in models:
         if (score := model.score(split)) is not None:
@@ -107,7 +131,7 @@ def tabulate_buckets(models: Sequence[Model], split: str) -> list[Table]:
 
 
 def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Changes] | None:
-    """On the test text, or on the validation text where that was not measured."""
+    """Return the changes on the test text, or else on the validation text, with the split that they are of."""
     for split in SPLITS:
         try:
             if (found := changes_of(before.run, before.name, after.run, after.name, split)) is not None:
@@ -115,7 +139,7 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
                     parts = " and ".join(map(str, found.streams))
                     notes.append(
                         f"{before.label} and {after.label} were measured in {parts} streams of the {TEXTS[split]} "
-                        "text, each of which begins without a state: evaluate both with as many --streams"
+                        "text, each of which begins without a state: evaluate both with the same --streams"
                     )
                 return split, found
         except LabError as error:
@@ -124,7 +148,7 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
 
 
 def _evaluation(run: Run) -> Mapping[str, Any]:
-    """The last `hebbian evaluate`; one with memories measures mixtures and is left out."""
+    """Return the result of the last `hebbian evaluate`, unless it measured mixtures with memories."""
     path = run.path / "evaluation.json"
     if not path.exists():
         return {}
@@ -133,3 +157,79 @@ def _evaluation(run: Run) -> Mapping[str, Any]:
         return {} if "memories" in found else {name: found[name] for name in ("step", "streams", "scores")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LabError(f"{path} is damaged ({reason(error)}): evaluate that run again") from error
+
+
+def changes_of(before: Run, before_name: ModelName, after: Run, after_name: ModelName, split: str) -> Changes | None:
+    """Return the changes from one model to another on a text; None if one of them was not measured on it."""
+    paths = [before.path / words_file(before_name, split), after.path / words_file(after_name, split)]
+    if not all(path.exists() for path in paths):
+        return None
+    first, second = (_read(path) for path in paths)
+    if first["corpus"] != second["corpus"] or first["ids"].tolist() != second["ids"].tolist():
+        raise LabError(f"{paths[0]} and {paths[1]} are of different texts, so their words cannot be compared")
+    found = change_by_word(str(first["corpus"]), first["ids"], first["nll"], second["nll"])
+    return replace(found, streams=(int(first["streams"]), int(second["streams"])))
+
+
+def change_by_word(corpus: str, ids: Any, before: Any, after: Any) -> Changes:
+    """Sum the changes over the occurrences of each word."""
+    import numpy as np
+
+    difference = after.astype("f8") - before.astype("f8")
+    found, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    totals = np.bincount(place.reshape(-1), weights=difference, minlength=len(found))
+    words = found.tolist()
+    return Changes(
+        corpus,
+        dict(zip(words, occurrences.tolist(), strict=True)),
+        dict(zip(words, totals.tolist(), strict=True)),
+    )
+
+
+def tabulate_changes(changes: Changes, words: Words | None, title: str) -> list[Table]:
+    """Return the words whose losses fell most in all, and those whose losses rose most."""
+    columns = ["word", "occurrences", "in training", "change of loss, sum", "mean"]
+
+    def row(word: int) -> list[Cell]:
+        name = f"#{word}" if words is None else words.names[word]
+        total, many = changes.total[word], changes.occurrences[word]
+        trained = None if words is None else words.counts[word]
+        return [name, many, trained, f"{total:+.2f}", f"{total / many:+.3f}"]
+
+    order = sorted(changes.total, key=lambda word: (changes.total[word], word))
+    gained = [row(word) for word in order if changes.total[word] < 0][:SHOWN]
+    lost = [row(word) for word in reversed(order) if changes.total[word] > 0][:SHOWN]
+    return [
+        Table(f"Words that gained most {title} (nats; less is better)", columns, gained),
+        Table(f"Words that lost most {title}", columns, lost),
+    ]
+
+
+def vocabulary_of(run: Run, fingerprint: str) -> Words | None:
+    """Return the vocabulary of the corpus with this fingerprint if it is on this machine; download nothing."""
+    if {"vocabulary", "tokens"} <= set(run.settings):
+        made = zipf_corpus(int(run.settings["vocabulary"]), int(run.settings["tokens"]))
+        return Words(made.words, made.counts.tolist()) if made.fingerprint == fingerprint else None
+    given = Path(str(run.settings.get("corpus") or ""))
+    folders = [given] if (given / MANIFEST).exists() else []
+    for folder in [*folders, *prepared()]:
+        try:
+            corpus = open_corpus(folder)
+        except LabError:
+            continue  # a damaged corpus cannot be the one
+        if corpus.fingerprint == fingerprint:
+            return Words(corpus.words, corpus.counts.tolist())
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    try:
+        with np.load(path) as words:
+            arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
+        if len(arrays["nll"]) != len(arrays["ids"]):
+            raise ValueError("its arrays have unequal lengths")
+        return arrays
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): evaluate that run again") from error
