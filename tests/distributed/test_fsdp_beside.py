@@ -195,7 +195,7 @@ def exchanges_of_training(setup: Setup, steps: list[Step]) -> Sent:
 
 
 def test_only_what_is_written_crosses_the_wire(pool: Pool) -> None:
-    """As with DDP, and two numbers: whether gradients were cleared, and the norms of the familiar rows."""
+    """The exchange of DDP, and two more numbers: whether gradients were cleared, and the norms of the familiar rows."""
     setup = Setup(classes=1000, counts=(9,) * 100 + (0,) * 900)
     [[batches]] = make_steps(setup, [2, 2], steps=1)
     step: Step = [[(x, torch.tensor([5, 999])) for x, _ in batches]]

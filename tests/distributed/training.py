@@ -97,7 +97,7 @@ def count_targets(step: Step) -> int:
 
 
 def joined(steps: list[Step]) -> list[Step]:
-    """As for one rank: the batches of all ranks joined, micro-batch by micro-batch."""
+    """Return the batches of all ranks joined into those of one rank, micro-batch by micro-batch."""
     return [[[_join(batches)] for batches in step] for step in steps]
 
 
@@ -107,7 +107,7 @@ def _join(batches: list[Batch]) -> Batch:
 
 
 def train_alone(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
-    """In this process, all micro-batches and ranks of a step joined into one batch."""
+    """Train in this process, with all micro-batches and ranks of a step joined into one batch."""
     model = setup.model()
     optimizer = setup.make_optimizer(model.parameters())
     model.head.attach(optimizer)

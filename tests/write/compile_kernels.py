@@ -14,7 +14,7 @@ from tests.compiling import compile_for_hopper
 from tests.one_pass import SmallAdam, SmallRMSprop
 
 SHARED_MEMORY = 99 * 1024
-"""What a block may have on the GPUs of people at home (8.6 to 12.0); an H200 has more."""
+"""Bytes that a block may have on consumer GPUs (capability 8.6 to 12.0); an H200 has more."""
 KERNELS = {
     "any_nonzero_kernel",
     "find_runs_kernel",
