@@ -131,7 +131,7 @@ def train_after_dummy_step(setup: Setup, steps: list[Step]) -> dict[str, Tensor]
 
 
 def test_the_dummy_step_of_a_checkpoint_on_one_rank(pool: Pool) -> None:
-    """It makes the optimizer step once: no exchange that others would have to take part in, no write."""
+    """It steps the optimizer once, which must cause no write and no exchange that other ranks would have to join."""
     setup = Setup(optimizer="adam")
     steps = make_steps(setup, [4, 4])
     assert_same(pool.run(2, train_after_dummy_step, setup, steps), train_alone(setup, steps))

@@ -171,7 +171,7 @@ def forget_once(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
 
 
 def test_ranks_that_were_out_of_step_agree_again(pool: Pool) -> None:
-    """The last rank has no rows: it takes the word of others that a pass was cleared, and must know which."""
+    """The last rank has no rows: it learns from other ranks that the gradients of a pass were cleared, and of which."""
     setup = Setup(classes=4, set_to_none=False)
     steps = make_steps(setup, [4, 4, 4], steps=2)
     ranks = pool.run(3, forget_once, setup, steps)

@@ -114,7 +114,7 @@ class WithAuxiliaryLoss(Model):
 
 
 def auxiliary_loss(setup: Setup, x: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The head's gradients are cleared; then the tied weight gets others, of a loss that the head has no part in."""
+    """The head's gradients are cleared; then the tied weight gets those of a loss in which the head has no part."""
     torch.manual_seed(1)
     model = WithAuxiliaryLoss(setup)
     if dist.is_initialized():
@@ -138,7 +138,7 @@ def test_gradients_from_elsewhere_do_not_bring_back_what_was_cleared(pool: Pool)
 
 
 class OwnLoss(Model):
-    """Frozen features, ``remember`` and a product with the weight that the head is not called for."""
+    """Frozen features, ``remember``, and a product with the weight that is made without calling the head."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         h = self.hidden(x).detach()

@@ -125,7 +125,7 @@ def train_on_ranks(
     optimizer: torch.optim.Optimizer,
     unsynced: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> None:
-    """This rank's part: gradients are averaged over ranks, hence the factor before the global number of targets."""
+    """Train this rank's part; gradients are averaged over ranks, so the loss is multiplied by their number."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for step in steps:
         for i, batches in enumerate(step):
@@ -143,7 +143,7 @@ def finish_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, whole."""
+    """Return all parameters and buffers, gathered from their shards."""
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 

@@ -55,9 +55,8 @@ def launch_everything() -> None:
     wide.memorize(torch.randn(96, 16_384), y % 3)
     lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
     lone.memorize(h[:, :1], torch.zeros_like(y))
-    for classes in (50, 2**25):
-        for dtype in (torch.int16, torch.int32):
-            sort_in_chunks(y.to(dtype), classes)
+    for dtype, classes in ((torch.int16, 50), (torch.int32, 2**25)):
+        sort_in_chunks(y.to(dtype), classes)
 
 
 def main() -> None:
