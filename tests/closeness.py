@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 FACTOR = 8.0
-"""How many times the trusted computation's own error is allowed: sums of another order err alike, not equally."""
+"""Multiple of the trusted computation's own error that is allowed: sums in another order have similar errors."""
 ULPS = 16.0
 """Units in the last place of the largest value that are always allowed."""
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-# It converts arrays in ways that numpy warns of.
+# The interpreter converts arrays in ways that numpy warns about.
 quiet = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
@@ -22,7 +22,7 @@ quiet = [
 
 
 def reason_against_it() -> str | None:
-    """Why kernels cannot be interpreted here, if they cannot."""
+    """Return why kernels cannot be interpreted here; None if they can."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton compiles here"
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("numpy") is None:

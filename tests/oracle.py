@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def paper_rate(count: int, gamma: float, limit: int) -> float:
-    """Equation 4, with 1/0 read as 1."""
+    """Return λ of equation 4, with 1/0 read as 1."""
     if count >= limit:
         return 0.0
     return max(1.0 if count == 0 else 1.0 / count, gamma)
@@ -29,7 +29,7 @@ class Oracle:
         self.rate: Callable[[int, int], float] = lambda count, n: paper_rate(count, gamma, limit)
 
     def update(self, theta: Tensor, h: Tensor, y: Tensor) -> Tensor:
-        """θ_{t+1} from θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
+        """Return θ_{t+1} for θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
         new = theta.clone()
         for i in range(theta.shape[0]):
             n = sum(1 for label in y.tolist() if label == i)

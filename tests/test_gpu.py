@@ -1,4 +1,4 @@
-"""What differs on CUDA: nothing is read back to decide, fused kernels skip on the device, tensors move."""
+"""The differences of CUDA: no value is read back for a decision, fused optimizers skip on the device, heads move."""
 
 from __future__ import annotations
 

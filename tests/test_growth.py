@@ -74,7 +74,7 @@ def test_everything_old_keeps_its_bits(name: str, bias: bool, attached: bool) ->
 
 
 def test_grown_training_equals_training_that_had_the_rows_from_the_start() -> None:
-    """With the new classes' rows and state zeroed alike, momentum and all."""
+    """The rows of the new classes and their optimizer state, such as momentum, are zero in both."""
     small = HebbianSoftmax(4, 3, **OK)
     large = HebbianSoftmax(4, 5, **OK)
     optimizers = []

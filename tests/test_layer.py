@@ -300,7 +300,7 @@ def test_a_value_too_large_for_the_weight_leaves_the_row() -> None:
 
 @pytest.mark.parametrize("target", [-1, -7, 6, 10**9])
 def test_targets_out_of_range_are_never_written(target: int) -> None:
-    """What the CPU refuses is left out where values are not read back."""
+    """Targets that the CPU refuses are left out on devices whose values are not read back."""
     sums = sum_by_class(
         torch.ones(2, 4),
         torch.tensor([target, 2]),

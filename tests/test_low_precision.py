@@ -1,4 +1,4 @@
-"""The bfloat16 copy of the weight: always the weight, used by the loss, in nobody's way."""
+"""The bfloat16 copy of the weight: it follows the weight, and the loss uses it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_copy_is_the_weight(change: str, device: str, request: pytest.Fixtur
 
 
 def test_the_loss_uses_the_copy(device: str) -> None:
-    """For bfloat16 activations; the gradient goes to the weight itself."""
+    """The copy serves bfloat16 activations; the gradient goes to the weight itself."""
     net = model(device)
     head = net["head"]
     h, y = torch.randn(8, FEATURES, device=device), batch(0, device)[1]

@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Within it, an operation that waits for the GPU is an error."""
+    """Make every operation that waits for the GPU an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode("error")

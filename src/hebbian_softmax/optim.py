@@ -35,7 +35,7 @@ _NOT_OFFERED = ("momentum", "centered", "amsgrad", "maximize", "differentiable",
 
 
 class OnePass(torch.optim.Optimizer, ABC):
-    """What both optimizers share: the step, and the head whose write is a part of it."""
+    """The common part of both optimizers: the step, and the head whose write is a part of the step."""
 
     large = 65_536
     """Parameters of fewer elements are stepped together, by torch; a kernel for each would cost more than it saves."""

@@ -29,7 +29,7 @@ TIMEOUT = 60.0
 """Seconds a run may take before it counts as hanging."""
 
 _GRACE = 2.0
-"""Seconds the other ranks get to finish once one has failed: most then wait for it in vain."""
+"""Seconds that the other ranks get to finish once one has failed: most of them wait for it in vain."""
 
 
 class WorkerError(AssertionError):
@@ -44,7 +44,7 @@ class Pool:
         self._runs = 0
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """``function(*args, **kwargs)`` on every rank of a new group; returns the results by rank.
+        """Run ``function(*args, **kwargs)`` on every rank of a new group; return the results by rank.
 
         The function must be importable (module level), arguments and results plain data or CPU tensors.
         """

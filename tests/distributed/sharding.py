@@ -32,7 +32,7 @@ def shard(model: Model, how: str, **options: Any) -> Model:
 
 
 def sharded_model(setup: Setup, how: str, options: dict[str, Any] | None = None) -> tuple[Model, torch.optim.Optimizer]:
-    """In the order that the documentation gives: shard, make the optimizer, attach."""
+    """Shard, make the optimizer, attach: the order that the documentation gives."""
     model = shard(setup.model(), how, **{"mesh": mesh(setup.device)} | (options or {}))
     optimizer = setup.make_optimizer(model.parameters())
     model.head.attach(optimizer)

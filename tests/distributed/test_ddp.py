@@ -170,7 +170,7 @@ def test_a_rank_that_has_nothing_pending_takes_part(pool: Pool, world_size: int)
 
 
 def skip_and_go_on(setup: Setup, steps: list[Step], ranks: bool) -> dict[str, Tensor]:
-    """Of each step's two micro-batches the first is thrown away: its gradients are cleared without a step."""
+    """The first of the two micro-batches of each step is thrown away: its gradients are cleared without a step."""
     model = setup.model()
     trained = DistributedDataParallel(model) if ranks else model
     optimizer = setup.make_optimizer(trained.parameters())

@@ -42,7 +42,7 @@ def make_batches(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def run(code: str, folder: str) -> dict[str, Tensor]:
-    """What the model becomes; all in float64, as the comparisons are."""
+    """Train the model of the documentation, all in float64, and return its state."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     torch.set_default_dtype(torch.float64)
     try:

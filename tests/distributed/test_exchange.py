@@ -1,4 +1,4 @@
-"""What crosses the wire and between whom; calls beside the training step, on ranks that form one batch."""
+"""The data that ranks exchange, and with whom; and calls outside of the training step on ranks of one batch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def exchanges_of_training(setup: Setup, steps: list[Step]) -> Sent:
 
 @pytest.mark.parametrize("scale", [1.0, "match"])
 def test_only_what_is_written_crosses_the_wire(pool: Pool, scale: float | str) -> None:
-    """Of each class seen its index and count; of those with λ > 0 their sum; one more vector and one number."""
+    """The index and count of each class seen, the sum of each class with λ > 0, one more vector and one number."""
     setup = Setup(classes=1000, head={"scale": scale}, counts=(9,) * 100 + (0,) * 900)
     [[batches]] = make_steps(setup, [4, 2], steps=1)
     targets = [torch.tensor([100, 100, 5, 999]), torch.tensor([5, 7])]
@@ -131,7 +131,7 @@ def train_after_dummy_step(setup: Setup, steps: list[Step]) -> dict[str, Tensor]
 
 
 def test_the_dummy_step_of_a_checkpoint_on_one_rank(pool: Pool) -> None:
-    """It makes the optimizer step once: no exchange that others would have to take part in, no write."""
+    """It steps the optimizer once, which must cause no write and no exchange that other ranks would have to join."""
     setup = Setup(optimizer="adam")
     steps = make_steps(setup, [4, 4])
     assert_same(pool.run(2, train_after_dummy_step, setup, steps), train_alone(setup, steps))

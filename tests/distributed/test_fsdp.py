@@ -127,7 +127,7 @@ def test_loss_called_outside_the_model(pool: Pool) -> None:
 
 
 def skip_and_go_on(setup: Setup, steps: list[Step], foreach: bool, ranks: bool) -> dict[str, Tensor]:
-    """Of each step's micro-batches only the last counts: the gradients of the others are cleared without a step."""
+    """Only the last micro-batch of each step counts: the gradients of the others are cleared without a step."""
     if ranks:
         model, optimizer = sharded_model(setup, "root")
     else:
@@ -150,7 +150,7 @@ def skip_and_go_on(setup: Setup, steps: list[Step], foreach: bool, ranks: bool) 
 def test_what_is_cleared_is_not_written(
     pool: Pool, set_to_none: bool, foreach: bool, clip: float | None, micro_batches: int
 ) -> None:
-    """Also on the third rank, which has no rows and so no gradient to look at."""
+    """The third rank has no rows, and so no gradient to look at."""
     setup = Setup(classes=4, set_to_none=set_to_none, clip=clip)
     steps = make_steps(setup, [4, 4, 4], micro_batches=micro_batches)
     alone = skip_and_go_on(setup, joined(steps), foreach, ranks=False)
@@ -159,7 +159,7 @@ def test_what_is_cleared_is_not_written(
 
 
 def forget_once(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
-    """In the first step the last rank remembers nothing. In the second a first backward pass is cleared."""
+    """The last rank remembers nothing in the first step; in the second step a first backward pass is cleared."""
     model, optimizer = sharded_model(setup, "root")
     model.remember = dist.get_rank() < 2
     train_on_ranks(setup, steps[:1], model, optimizer)
@@ -171,7 +171,7 @@ def forget_once(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
 
 
 def test_ranks_that_were_out_of_step_agree_again(pool: Pool) -> None:
-    """The last rank has no rows: it takes the word of others that a pass was cleared, and must know which."""
+    """The last rank has no rows: it learns from other ranks that the gradients of a pass were cleared, and of which."""
     setup = Setup(classes=4, set_to_none=False)
     steps = make_steps(setup, [4, 4, 4], steps=2)
     ranks = pool.run(3, forget_once, setup, steps)

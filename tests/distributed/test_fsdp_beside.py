@@ -114,7 +114,7 @@ class WithAuxiliaryLoss(Model):
 
 
 def auxiliary_loss(setup: Setup, x: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The head's gradients are cleared; then the tied weight gets others, of a loss that the head has no part in."""
+    """The head's gradients are cleared; then the tied weight gets those of a loss in which the head has no part."""
     torch.manual_seed(1)
     model = WithAuxiliaryLoss(setup)
     if dist.is_initialized():
@@ -138,7 +138,7 @@ def test_gradients_from_elsewhere_do_not_bring_back_what_was_cleared(pool: Pool)
 
 
 class OwnLoss(Model):
-    """Frozen features, ``remember`` and a product with the weight that the head is not called for."""
+    """Frozen features, ``remember``, and a product with the weight that is made without calling the head."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         h = self.hidden(x).detach()
@@ -195,7 +195,7 @@ def exchanges_of_training(setup: Setup, steps: list[Step]) -> Sent:
 
 
 def test_only_what_is_written_crosses_the_wire(pool: Pool) -> None:
-    """As with DDP, and two numbers: whether gradients were cleared, and the norms of the familiar rows."""
+    """The exchange of DDP, and two more numbers: whether gradients were cleared, and the norms of the familiar rows."""
     setup = Setup(classes=1000, counts=(9,) * 100 + (0,) * 900)
     [[batches]] = make_steps(setup, [2, 2], steps=1)
     step: Step = [[(x, torch.tensor([5, 999])) for x, _ in batches]]

@@ -97,7 +97,7 @@ def count_targets(step: Step) -> int:
 
 
 def joined(steps: list[Step]) -> list[Step]:
-    """As for one rank: the batches of all ranks joined, micro-batch by micro-batch."""
+    """Return the batches of all ranks joined into those of one rank, micro-batch by micro-batch."""
     return [[[_join(batches)] for batches in step] for step in steps]
 
 
@@ -107,7 +107,7 @@ def _join(batches: list[Batch]) -> Batch:
 
 
 def train_alone(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
-    """In this process, all micro-batches and ranks of a step joined into one batch."""
+    """Train in this process, with all micro-batches and ranks of a step joined into one batch."""
     model = setup.model()
     optimizer = setup.make_optimizer(model.parameters())
     model.head.attach(optimizer)
@@ -125,7 +125,7 @@ def train_on_ranks(
     optimizer: torch.optim.Optimizer,
     unsynced: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> None:
-    """This rank's part: gradients are averaged over ranks, hence the factor before the global number of targets."""
+    """Train this rank's part; gradients are averaged over ranks, so the loss is multiplied by their number."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for step in steps:
         for i, batches in enumerate(step):
@@ -143,7 +143,7 @@ def finish_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, whole."""
+    """Return all parameters and buffers, gathered from their shards."""
     return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
 

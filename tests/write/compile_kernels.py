@@ -14,7 +14,7 @@ from tests.compiling import compile_for_hopper
 from tests.one_pass import SmallAdam, SmallRMSprop
 
 SHARED_MEMORY = 99 * 1024
-"""What a block may have on the GPUs of people at home (8.6 to 12.0); an H200 has more."""
+"""Bytes that a block may have on consumer GPUs (capability 8.6 to 12.0); an H200 has more."""
 KERNELS = {
     "any_nonzero_kernel",
     "find_runs_kernel",
@@ -55,9 +55,8 @@ def launch_everything() -> None:
     wide.memorize(torch.randn(96, 16_384), y % 3)
     lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
     lone.memorize(h[:, :1], torch.zeros_like(y))
-    for classes in (50, 2**25):
-        for dtype in (torch.int16, torch.int32):
-            sort_in_chunks(y.to(dtype), classes)
+    for dtype, classes in ((torch.int16, 50), (torch.int32, 2**25)):
+        sort_in_chunks(y.to(dtype), classes)
 
 
 def main() -> None:

@@ -132,7 +132,7 @@ def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None
 
 @pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off", "ignore", "reset"])
 def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str) -> None:
-    """Or is looked at again, where something that it depends on has changed since."""
+    """The activations are inspected again if something that the inspection depends on has changed since."""
     kernels, plain = head_of(device), head_of(device, objective=AsItIs())
     plain.load_state_dict(kernels.state_dict())
     exact = copy.deepcopy(plain).double()
@@ -319,5 +319,5 @@ def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Also without one. In a process of its own, since Triton may be interpreted in this one."""
+    """This needs no GPU. It runs in a process of its own, since Triton may be interpreted in this one."""
     compile_apart("write/compile_kernels.py", tmp_path)

@@ -73,7 +73,7 @@ def test_the_first_batch_is_raw() -> None:
 
 
 def test_new_classes_match_the_familiar_rows_of_a_trained_layer() -> None:
-    """Also where the batch holds none of the familiar classes."""
+    """The batch may hold none of the familiar classes."""
     linear = torch.nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
     head = HebbianSoftmax.from_linear(linear, gamma=0.1, limit=9, counts=9, center=False)
     familiar = linear.weight.detach().clone()

@@ -23,4 +23,4 @@ class Activations:
     targets: Tensor
     call: Call = field(default_factory=Call)
     inspection: object = None
-    """What the GPU's kernels found out about the activations while copying them."""
+    """The result of inspecting the activations in kernels while copying them."""

@@ -28,7 +28,7 @@ class FrozenInputs:
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
         self.unclaimed: deque[tuple[Key, Activations]] = deque(maxlen=self._UNCLAIMED)
-        """What was remembered from memory that the head has not been called with."""
+        """Activations that were remembered from memory with which the head has not been called."""
         self._outputs: list[weakref.ref[_Output]] = []
 
     def remember(self, h: Tensor, activations: Activations) -> None:

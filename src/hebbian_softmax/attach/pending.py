@@ -1,4 +1,4 @@
-"""Which activations await the next optimizer step.
+"""The activations that await the next optimizer step.
 
 An activation becomes pending when the gradient of its loss reaches the head, and stays pending until the optimizer's
 next step or until the gradients it belongs to are cleared. PyTorch has no hook for clearing, so the gradient itself

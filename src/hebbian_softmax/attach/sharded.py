@@ -1,4 +1,4 @@
-"""Which activations await the next step, where FSDP2 shards the weight and its gradient over ranks."""
+"""The activations that await the next step of a weight that FSDP2 shards over ranks."""
 
 from __future__ import annotations
 

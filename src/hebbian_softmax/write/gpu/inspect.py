@@ -24,7 +24,7 @@ _PARTS = 512
 
 
 class PartialSums(NamedTuple):
-    """What each program found of its part of the activations."""
+    """The sums that each program has made over its part of the activations."""
 
     columns: Tensor
     """float32 (parts, features): sums of the activations."""
@@ -40,7 +40,7 @@ class PartialSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What the rule needs to know of a batch before it is sorted."""
+    """The result of inspecting a batch, before it is sorted."""
 
     keys: Tensor
     """int16 or int32 (N,): the class of each activation; -1 for those left out."""
