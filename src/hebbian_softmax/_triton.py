@@ -70,10 +70,10 @@ def power_of_two(n: int) -> int:
 
 
 @contextmanager
-def kernels_on_cpu() -> Iterator[None]:
-    """Let kernels work on CPU tensors, too: for tests, where Triton's interpreter runs them."""
+def kernels_on_cpu(allowed: bool = True) -> Iterator[None]:
+    """Let kernels work on CPU tensors, too, or no longer: for tests, where Triton's interpreter runs them."""
     global _kernels_on_cpu
-    before, _kernels_on_cpu = _kernels_on_cpu, True
+    before, _kernels_on_cpu = _kernels_on_cpu, allowed
     _forget()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the layer accepts. Every check raises before anything is changed, naming the argument and what is allowed."""
+"""Checks of the layer's arguments. Each raises before anything changes, and names the argument and what is allowed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hebbian_softmax.rule import Rate
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Return ``value`` as a float if it is a number in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not low <= float(value) <= high:
@@ -23,6 +24,7 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
 
 
 def check_integer(name: str, value: Any, low: int) -> int:
+    """Return ``value`` as an int if it is an integer of at least ``low``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < low:
@@ -31,12 +33,14 @@ def check_integer(name: str, value: Any, low: int) -> int:
 
 
 def check_flag(name: str, value: Any) -> bool:
+    """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def check_scale(scale: Any) -> float | str:
+    """Return ``scale`` if it is ``"match"`` or a finite number."""
     if isinstance(scale, str):
         if scale != "match":
             raise ValueError(f'scale must be "match" or a number, got {scale!r}')
@@ -48,7 +52,7 @@ def check_scale(scale: Any) -> float | str:
 
 
 def check_rate(rate: Rate, limit: int) -> Rate:
-    """Try the rate on counts around the limit: a wrong one fails here and not in the middle of training."""
+    """Try the rate on counts around the limit, so that a wrong one fails now and not in the middle of training."""
     if not callable(rate):
         raise TypeError(f"rate must be a callable (counts_before, n) -> λ, got {type(rate).__name__}")
     counts = torch.tensor([0, 1, 2, max(limit - 1, 0), limit])
@@ -57,6 +61,7 @@ def check_rate(rate: Rate, limit: int) -> Rate:
 
 
 def check_rate_values(value: Any, counts: Tensor) -> Tensor:
+    """Return what a rate computed for ``counts`` if it is one λ for each; on the CPU its values are checked, too."""
     if not isinstance(value, Tensor) or value.shape != counts.shape:
         what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"rate must return one λ for each of {counts.numel()} counts, got {what}")
@@ -66,7 +71,7 @@ def check_rate_values(value: Any, counts: Tensor) -> Tensor:
 
 
 def check_batch(h: Tensor, targets: Tensor, *, features: int) -> tuple[Tensor, Tensor]:
-    """Shapes and dtypes of activations (..., features) and targets (...); returns both flattened."""
+    """Check shapes and dtypes of activations (..., features) and targets (...); return both flattened."""
     for name, value in (("h", h), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
@@ -84,6 +89,7 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int) -> tuple[Tensor, T
 
 
 def check_same_place(weight: Tensor, h: Tensor) -> None:
+    """Refuse activations on another device than the weight, and a weight without values."""
     if weight.is_meta and not h.is_meta:
         raise ValueError("weight is on the meta device and has no values; materialise the head first (to_empty, load)")
     if weight.device.type != h.device.type:
@@ -91,7 +97,7 @@ def check_same_place(weight: Tensor, h: Tensor) -> None:
 
 
 def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
-    """On the CPU only: reading targets back from an accelerator would stall it."""
+    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it."""
     if targets.device.type != "cpu":
         return
     bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)
@@ -101,7 +107,7 @@ def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int)
 
 
 def check_weight(module: nn.Module) -> nn.Parameter:
-    """The weight as the rule can write it: a real parameter with one row a class."""
+    """Return the weight of ``module`` if the rule can write it: a real parameter with one row for each class."""
     weight = own_parameter(module, "weight")
     if not isinstance(weight, nn.Parameter):
         raise TypeError(
@@ -111,6 +117,7 @@ def check_weight(module: nn.Module) -> nn.Parameter:
         raise ValueError("weight is on the meta device and has no values; materialise the head first (to_empty, load)")
     if weight.dim() != 2:
         raise ValueError(
-            f"weight has shape {tuple(weight.shape)}, not one row a class; sharding works with fully_shard (FSDP2) only"
+            f"weight has shape {tuple(weight.shape)}, not one row for each class; "
+            "of sharded weights the rule writes those of fully_shard (FSDP2) only"
         )
     return weight

@@ -1,4 +1,4 @@
-"""Growing a head in place: new rows for new classes, the same parameters, the optimizer's state kept."""
+"""Growing a head in place: new rows for new classes in the same parameters, with the optimizer's state."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
 def _extend(parameter: Tensor, rows: Tensor) -> None:
     """Append rows to a parameter and zeros to its gradient.
 
-    ``set_`` keeps the parameter's identity and gives it a new gradient accumulator, so that graphs made before
-    do not constrain the backward passes made after; assigning ``.data`` would not.
+    ``set_`` keeps the identity of the parameter and gives it a new gradient accumulator, so that graphs made before do
+    not constrain later backward passes. Assigning ``.data`` would keep the old accumulator.
     """
     grad = parameter.grad
     parameter.grad = None
@@ -58,20 +58,20 @@ def _extend(parameter: Tensor, rows: Tensor) -> None:
 
 
 def _check_gradient(reference: weakref.ref[Tensor], grad: Tensor) -> None:
-    """Without this, the backward of a loss made before would leave the parameter a gradient of the old size."""
+    """Refuse a gradient of the old size, which the backward pass of a loss made before would leave."""
     parameter = reference()
     if parameter is not None and grad.shape[0] < parameter.shape[0]:
         raise RuntimeError(OUTGROWN)
 
 
 def _grow_state(optimizer: torch.optim.Optimizer, parameter: Tensor, old: int, n: int) -> None:
-    """Give new rows the state that the optimizer starts with."""
+    """Give the new rows the state that the optimizer starts with."""
     state = optimizer.state.get(parameter, {})
     group = next((each for each in optimizer.param_groups if any(p is parameter for p in each["params"])), {})
     starts = {"step_size": group.get("lr", 0.0), "sum": group.get("initial_accumulator_value", 0.0)}  # Rprop, Adagrad
     for name, value in state.items():
         per_row = isinstance(value, Tensor) and value.dim() == parameter.dim() and value.shape[0] == old
-        if per_row and name != "col_var":  # Adafactor's other factor, which has one row
+        if per_row and name != "col_var":  # Adafactor's other factor has a single row
             state[name] = torch.cat([value, value.new_full((n, *value.shape[1:]), float(starts.get(name, 0.0)))])
 
 
@@ -88,13 +88,14 @@ def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> 
 
 
 def _follow(module: nn.Module, classes: int) -> None:
+    """Tell a module that holds the weight its new size."""
     for attribute, kind in (("out_features", nn.Linear), ("num_embeddings", nn.Embedding)):
         if isinstance(module, kind):
             setattr(module, attribute, classes)
 
 
 def _modules_holding(parameter: Tensor) -> list[nn.Module]:
-    """Every module that has ``parameter`` as its weight: a head tied to an embedding does not know the embedding."""
+    """Return every module that has ``parameter`` as its weight: a head does not know an embedding tied to it."""
     return [module for module in live_modules() if own_parameter(module, "weight") is parameter]
 
 

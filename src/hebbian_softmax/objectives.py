@@ -1,4 +1,4 @@
-"""The inner objectives of section 3.3: what exactly is written into the row of a class.
+"""The inner objectives of section 3.3, which decide what is written into the row of a class.
 
 The rule mixes w* = argmax_w g(w) into the row, where g depends on the activation h̄ and, for SVM and Smax, on
 the k rows nearest to h̄ that belong to other classes, which are held fixed::
@@ -8,9 +8,9 @@ the k rows nearest to h̄ that belong to other classes, which are held fixed::
     g_SVM(w)  = wᵀh̄ − Σ_j ξ · wᵀθ_j · 1{wᵀθ_j > ε}
     g_Smax(w) = exp(wᵀh̄) / Σ_j exp(wᵀθ_j)
 
-all but the first over the closed ball ‖w‖ ≤ 10. An objective is any callable
-``(h, rows, classes, weight) -> w*``: activations (K, features), the current rows of their classes (K, features),
-the classes (K,) and the whole matrix (classes, features).
+All but the first are maximised over the closed ball ‖w‖ ≤ 10. An objective is any callable
+``(h, rows, classes, weight) -> w*``. It is given activations (K, features), the current rows of their classes
+(K, features), the classes (K,) and the whole matrix (classes, features).
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-_WORKSPACE = 2**24
-"""Elements of the largest temporary tensor: classes are handled in chunks that fit."""
-
 
 def project(w: Tensor, radius: float) -> Tensor:
-    """The nearest point of the ball ‖w‖ ≤ radius, row by row; rows inside it are untouched, bit for bit."""
-    inside = torch.linalg.vector_norm(w, dim=-1, keepdim=True) <= radius  # an overflowing norm is outside, rightly
+    """Return the nearest point of the ball ‖w‖ ≤ radius for each row; rows inside the ball keep their bits."""
+    inside = torch.linalg.vector_norm(w, dim=-1, keepdim=True) <= radius  # true: a row whose norm overflows is outside
     return torch.where(inside, w, _onto_sphere(w, radius))
 
 
 def _onto_sphere(w: Tensor, radius: float) -> Tensor:
-    """radius · w / ‖w‖, also where ‖w‖ itself would over- or underflow; 0 for w = 0. Never outside the sphere."""
+    """Return radius · w / ‖w‖, never outside the sphere, even where ‖w‖ would over- or underflow; 0 for w = 0."""
     largest = w.abs().amax(-1, keepdim=True)
     w = w / torch.where(largest == 0, 1, largest)
     norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
     w = w * (radius / torch.where(norm == 0, 1, norm))
-    # Rounding can leave the row a unit in the last place outside: pull it in.
+    # Rounding can leave a row outside by a unit in the last place.
     outside = torch.linalg.vector_norm(w, dim=-1, keepdim=True) > radius
     return torch.where(outside, w * (1 - 4 * torch.finfo(w.dtype).eps), w)
 
@@ -85,23 +82,26 @@ class InnerProduct:
 
 @dataclass(frozen=True)
 class _Ascent(ABC):
-    """Projected gradient ascent from h̄ projected into the ball, against the k nearest rows of other classes."""
+    """Projected gradient ascent that starts at h̄ projected into the ball, with the k nearest rows of other classes."""
 
     radius: float = 10.0
     neighbours: int = 32
     steps: int = 20
+    workspace: int = field(default=2**24, kw_only=True, repr=False)
+    """Elements of the largest temporary tensor: classes are handled in chunks that fit."""
 
     def __post_init__(self) -> None:
         _check_positive("radius", self.radius)
         _check_count("neighbours", self.neighbours, 1)
         _check_count("steps", self.steps, 0)
+        _check_count("workspace", self.workspace, 1)
 
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
         k = min(self.neighbours, weight.shape[0] - 1)
         if k == 0 or h.shape[0] == 0:
             return InnerProduct(self.radius)(h, rows, classes, weight)
         weight = weight.to(h.dtype)
-        chunk = max(1, _WORKSPACE // max(weight.shape[0], k * weight.shape[1]))
+        chunk = max(1, self.workspace // max(weight.shape[0], k * weight.shape[1]))
         parts = []
         for part, own in zip(h.split(chunk), classes.split(chunk), strict=True):
             near = weight[nearest_rows(part, own, weight, k)]
@@ -110,15 +110,15 @@ class _Ascent(ABC):
 
     @abstractmethod
     def _ascend(self, h: Tensor, near: Tensor) -> Tensor:
-        """w* for activations (K, features) and their near rows (K, k, features)."""
+        """Return w* for activations (K, features) and their near rows (K, k, features)."""
 
 
 @dataclass(frozen=True)
 class SVM(_Ascent):
-    """``svm``: towards h̄, away from the near rows it would be confused with (wᵀθ_j > ε), ξ each.
+    """``svm``: moves towards h̄, and away, with weight ξ, from each near row it would be confused with (wᵀθ_j > ε).
 
-    g jumps where wᵀθ_j crosses ε, so a step can lower it: the best point of the path, start included, is returned.
-    The paper names neither ξ nor ε; ξ = 1/32 makes the penalty the mean over the 32 neighbours.
+    g jumps where wᵀθ_j crosses ε, so a step can lower g. Therefore the best point of the path, including its start, is
+    returned. The paper gives no values for ξ and ε; ξ = 1/32 makes the penalty the mean over the 32 neighbours.
     """
 
     xi: float = 1 / 32
@@ -133,11 +133,12 @@ class SVM(_Ascent):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
 
     def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
-        """g_SVM(w) for w and h (K, features) and near rows (K, k, features)."""
+        """Return g_SVM(w) for w and h (K, features) and near rows (K, k, features)."""
         inner = _inner(w, near)
         return (w * h).sum(-1) - self.xi * torch.where(inner > self.epsilon, inner, 0).sum(-1)
 
     def gradient(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        """Return the gradient of g_SVM at w."""
         confused = (_inner(w, near) > self.epsilon).to(h.dtype)
         return h - self.xi * _weighted(confused, near)
 
@@ -155,10 +156,10 @@ class SVM(_Ascent):
 
 @dataclass(frozen=True)
 class SparseSoftmax(_Ascent):
-    """``smax``: the likeliest w of a softmax of h̄ against its near rows. Ascends log g, which has the same argmax.
+    """``smax``: makes h̄ most likely under a softmax over w and the near rows, by ascending log g.
 
-    log g is concave, and its gradient is L-smooth with L = max_j ‖θ_j − θ̄‖² over the near rows; the step is 1/L
-    unless ``step_size`` is given, so every step rises and enough steps reach the optimum.
+    log g has the same argmax as g and is concave. It is L-smooth with L = max_j ‖θ_j − θ̄‖² over the near rows. The step
+    is 1/L unless ``step_size`` is given, so every step raises log g, and enough steps reach the optimum.
     """
 
     step_size: float | None = None
@@ -169,10 +170,11 @@ class SparseSoftmax(_Ascent):
             _check_positive("step_size", self.step_size)
 
     def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
-        """log g_Smax(w) for w and h (K, features) and near rows (K, k, features)."""
+        """Return log g_Smax(w) for w and h (K, features) and near rows (K, k, features)."""
         return (w * h).sum(-1) - torch.logsumexp(_inner(w, near), dim=-1)
 
     def gradient(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:
+        """Return the gradient of log g_Smax at w."""
         return h - _weighted(torch.softmax(_inner(w, near), dim=-1), near)
 
     def _ascend(self, h: Tensor, near: Tensor) -> Tensor:
@@ -186,13 +188,13 @@ class SparseSoftmax(_Ascent):
         if self.step_size is not None:
             return self.step_size
         spread: Tensor = torch.linalg.vector_norm(near - near.mean(1, keepdim=True), dim=-1).amax(1, keepdim=True)
-        # Coinciding rows leave nothing to curve around: any long step then lands where the ball ends.
+        # Without curvature, where the near rows coincide, any long step ends on the surface of the ball.
         return 1 / spread.square().clamp_min(1e-6)
 
 
 def nearest_rows(h: Tensor, classes: Tensor, weight: Tensor, k: int) -> Tensor:
-    """Indices (K, k) of the rows of ``weight`` nearest to each h (Euclidean) that are not the class's own."""
-    distance = weight.square().sum(1) - 2 * (h @ weight.T)  # plus ‖h‖², the same for all rows
+    """Return indices (K, k) of the rows of ``weight`` nearest to each h, by Euclidean distance, but never its own."""
+    distance = weight.square().sum(1) - 2 * (h @ weight.T)  # ‖h‖² is left out: it is the same for all rows
     distance.scatter_(1, classes.unsqueeze(1), torch.inf)
     return distance.topk(k, dim=1, largest=False).indices
 
@@ -214,7 +216,7 @@ _BY_NAME: dict[str, Objective] = {
 
 
 def resolve_objective(objective: str | Objective) -> Objective:
-    """The objective of a name (``l2``, ``ip``, ``svm``, ``smax``), or the callable itself.
+    """Return the objective with a given name (``l2``, ``ip``, ``svm``, ``smax``), or the given callable itself.
 
     >>> resolve_objective("svm")
     SVM(radius=10.0, neighbours=32, steps=20, xi=0.03125, epsilon=0.0, step_size=0.1)
@@ -231,5 +233,5 @@ def resolve_objective(objective: str | Objective) -> Objective:
 
 
 def needs_whole_matrix(objective: Objective) -> bool:
-    """Whether the objective may look at rows of other classes, which a sharded matrix does not have at hand."""
+    """Return whether the objective may look at rows of other classes, which may be on other ranks."""
     return not isinstance(objective, Euclidean | InnerProduct)

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 Rate = Callable[[Tensor, Tensor], Tensor]
-"""``(counts_before, n) -> λ``: both int64 of one entry a class, λ floating point in [0, 1]."""
+"""``(counts_before, n) -> λ``: both are int64 with one entry for each class; λ is floating point in [0, 1]."""
 
 
 def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
-    """max(1/c, γ) where c < limit, else 0; 1/0 counts as 1."""
+    """Return max(1/c, γ) where c < limit, else 0; 1/0 counts as 1."""
     rate = counts.clamp_min(1).double().reciprocal().clamp_min(gamma)
     return rate if limit is None else rate * (counts < limit)
 
@@ -60,7 +60,7 @@ class InclusiveRate:
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """λ = value, for ever or (with ``limit``) while c < limit: the first alternative of section 3.1."""
+    """λ = value, always or (with ``limit``) while c < limit: the first alternative of section 3.1."""
 
     value: float
     limit: int | None = None
@@ -72,7 +72,7 @@ class ConstantRate:
 
 @dataclass(frozen=True)
 class InverseCountRate:
-    """λ = 1/c, for ever or (with ``limit``) while c < limit: pure annealing, the second alternative."""
+    """λ = 1/c, always or (with ``limit``) while c < limit: pure annealing, the second alternative of section 3.1."""
 
     limit: int | None = None
 
@@ -82,21 +82,22 @@ class InverseCountRate:
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What the rule needs of a batch: for each class seen, ascending, its occurrences and summed activation.
+    """A batch as the rule needs it: for each class seen, in ascending order, its occurrences and activations.
 
-    The sums themselves are taken when asked for: most classes of a batch are past the limit and not written.
+    The activations of a class are summed only when :meth:`of` asks for it, because most classes of a batch are past the
+    limit and are not written.
     """
 
     classes: Tensor
-    """int64 (K,), ascending, each once."""
+    """int64 (K,): the classes, ascending, each once."""
     n: Tensor
-    """int64 (K,), all > 0."""
+    """int64 (K,): the occurrences of each class, all > 0."""
     rows: Tensor
-    """(M, features) in the accumulation dtype: activations, or sums of several that share a class."""
+    """(M, features) in the accumulation dtype: activations, or sums of activations that share a class."""
     order: Tensor
-    """int64: which of ``rows`` belong to the first class, then to the second, and so on."""
+    """int64 (M,): the indices of the ``rows`` of the first class, then of the second, and so on."""
     parts: Tensor
-    """int64 (K,): how many of ``rows`` each class has."""
+    """int64 (K,): the number of ``rows`` of each class."""
     total: Tensor
     """(features,): the sum of all activations."""
     norms: Tensor
@@ -105,7 +106,7 @@ class ClassSums:
     """int64 scalar: activations left out because they hold an inf or a NaN, or have no finite norm."""
 
     def of(self, which: Tensor) -> Tensor:
-        """Σ_j h_j of the classes where ``which`` (K,) is true."""
+        """Return Σ_j h_j for each class where ``which`` (K,) is true."""
         rows = self.rows[self.order[which.repeat_interleave(self.parts)]]
         lengths = self.parts[which]
         if lengths.numel() == 0:
@@ -113,14 +114,14 @@ class ClassSums:
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
 
     def folded(self) -> ClassSums:
-        """The same with one row a class."""
+        """Return the same sums with a single row for each class."""
         everything = torch.ones_like(self.classes, dtype=torch.bool)
         order = torch.arange(self.classes.numel(), device=self.classes.device)
         return replace(self, rows=self.of(everything), order=order, parts=torch.ones_like(self.n))
 
 
 def accumulation_dtype(weight: Tensor) -> torch.dtype:
-    """Sums, means and mixing happen in at least float32; in float64 for float64 weights."""
+    """Return the dtype of sums, means and mixing: float32, or float64 for float64 weights."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 
@@ -140,7 +141,7 @@ def sum_by_class(
     """
     known = (targets != ignore_index) & (targets >= 0) & (targets < num_classes)
     h = h.to(dtype)
-    # The norm and not the entries: what is finite and has no finite norm would still end as an inf in a sum.
+    # Finite entries are not enough: an activation whose norm overflows would end as an inf in a sum.
     finite = torch.isfinite(torch.linalg.vector_norm(h, dim=1))
     keep = known & finite
     if not bool(keep.all()):
@@ -160,7 +161,7 @@ def sum_by_class(
 
 
 def merge_sums(parts: Sequence[ClassSums]) -> ClassSums:
-    """The class sums of several batches taken together."""
+    """Return the class sums of several batches taken together."""
     if len(parts) == 1:
         return parts[0]
     parts = [part.folded() for part in parts]
@@ -181,7 +182,7 @@ def merge_sums(parts: Sequence[ClassSums]) -> ClassSums:
 
 
 def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
-    """Equation 3, λ·w* + (1 − λ)·θ̂, for rows and memories (K, features) and λ (K,).
+    """Return equation 3, λ·w* + (1 − λ)·θ̂, for rows and memories (K, features) and λ (K,).
 
     >>> mix_rows(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.25]))
     tensor([[0.2500, 0.2500]])
@@ -191,7 +192,7 @@ def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
 
 
 def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
-    """Section 3.1's γ = 1/N_min and T = N_min × epochs, over the classes that occur."""
+    """Return γ = 1/N_min and T = N_min × epochs of section 3.1, over the classes that occur."""
     occurrences = torch.as_tensor(counts)
     if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
         raise ValueError(f"counts must be integers >= 0, got {counts!r}")

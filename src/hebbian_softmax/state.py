@@ -1,4 +1,4 @@
-"""A head's state from elsewhere: a state dict of its own, or the plain ``nn.Linear`` it replaces."""
+"""Taking over state: from a state dict of a head, or from the plain ``nn.Linear`` that a head replaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("hebbian_softmax")
 
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
-    """Say what the counts of rows that come from a plain nn.Linear mean."""
+    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that."""
     count = torch.tensor([head.limit])
     rate = float(head.rate(count, torch.ones_like(count)))
     _log.warning(
@@ -30,7 +30,7 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
 
 
 def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int | None) -> None:
-    """Give ``head``, made on the meta device, the parameters of ``linear`` and the counts that go with them."""
+    """Give a ``head`` made on the meta device the parameters of ``linear`` and the counts for them."""
     new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
     if counts is None:
         tell_familiar(head, "The argument counts=")
@@ -47,7 +47,7 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
-    """Check that ``state`` fits before anything is copied; complete that of a plain ``nn.Linear``."""
+    """Check that ``state`` fits before anything is copied; complete the state of a plain ``nn.Linear``."""
     ours = {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
     _check_bias(head, state, prefix)
     for key, tensor in ours.items():
@@ -67,7 +67,10 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
-    """Also with ``strict=False``, which modules are not told of: a bias dropped or left as it is changes all logits."""
+    """Refuse a state with a bias for a head without one, or the other way round, since that changes all logits.
+
+    This also holds with ``strict=False``, which a module is not told about.
+    """
     loaded, own = prefix + "bias" in state, head.bias is not None
     if prefix + "weight" in state and loaded != own:
         raise ValueError(

@@ -27,6 +27,7 @@ from hebbian_softmax import (
 from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
+from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
@@ -50,15 +51,15 @@ def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.fl
     return Activations(h.to(device, dtype), y.to(device))
 
 
-def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
-    twin = copy.deepcopy(head)
+def compare(head: HebbianSoftmax, batches: list[list[Activations]]) -> None:
+    """Write batches by kernels, by torch's operations, and by the same in float64, and compare them."""
+    twin, exact = copy.deepcopy(head), copy.deepcopy(head).double()
     for calls in batches:
         assert kernels_suit(head, head.weight)
         write(head, calls, head.weight, None)
         in_torch.write(twin, calls, twin.weight, None)
-        for name, expected in twin.state_dict().items():
-            found = head.state_dict()[name]
-            torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+        in_torch.write(exact, calls, exact.weight, None)
+        assert_states_as_close(head.state_dict(), twin.state_dict(), exact.state_dict())
 
 
 def scaled(counts: Tensor, n: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
-    sizes = (1, 24, 7, 30)
+    sizes = (1, 24, 20)
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
 
 
@@ -115,7 +116,7 @@ def test_all_targets_equal(device: str) -> None:
     compare(head_of(device), [[call], [call]])
 
 
-@pytest.mark.parametrize("lengths", [(64,), (63, 65), (1, 128, 3), (130, 0, 200), (100, 28, 64, 64)])
+@pytest.mark.parametrize("lengths", [(16,), (15, 33), (1, 130, 3), (40, 0, 28, 20)])
 def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -> None:
     call = batch(device, sum(lengths))
     call.targets.copy_(torch.repeat_interleave(torch.tensor(lengths))[torch.randperm(sum(lengths))])
@@ -134,16 +135,17 @@ def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str
     """Or is looked at again, where something that it depends on has changed since."""
     kernels, plain = head_of(device), head_of(device, objective=AsItIs())
     plain.load_state_dict(kernels.state_dict())
-    calls = [batch(device, n) for n in (20, 9, 14)]
-    for head in (kernels, plain):
+    exact = copy.deepcopy(plain).double()
+    calls = [batch(device, n) for n in (20, 9)]
+    for head in (kernels, plain, exact):
         assert kernels_suit(head, head.weight) == (head is kernels)
         optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
         head.attach(optimizer)
         for call in calls:
-            h = call.h.clone()
+            h = call.h.to(head.weight.dtype, copy=True)
             head.loss(h, call.targets).backward()
             if between == "memorize":
-                head.memorize(calls[0].h, calls[0].targets)
+                head.memorize(calls[0].h.to(h.dtype), calls[0].targets)
             elif between == "accumulate":
                 head.loss(2 * h, call.targets).backward()
             elif between == "change h":
@@ -156,8 +158,7 @@ def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str
                 head.running.reset()
             optimizer.step()
             optimizer.zero_grad()
-    for name, expected in plain.state_dict().items():
-        torch.testing.assert_close(kernels.state_dict()[name], expected, rtol=2e-5, atol=2e-6)
+    assert_states_as_close(kernels.state_dict(), plain.state_dict(), exact.state_dict())
 
 
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
@@ -209,7 +210,7 @@ def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later(device: st
     assert head.running.batches.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("batches", [98, 99, 100, 500])
+@pytest.mark.parametrize("batches", [98, 500])
 def test_running_values_forget(batches: int, device: str) -> None:
     head = head_of(device)
     head.counts[2:9] = 3
@@ -227,8 +228,14 @@ def test_widths(features: int, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_weights_are_rounded_once(dtype: torch.dtype, device: str) -> None:
-    calls = [[batch(device, 20, dtype=dtype)] for _ in range(3)]
-    compare(head_of(device, dtype=dtype), calls, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    """A row is off by one unit in the last place at most; the interpreter rounds bfloat16 towards 0."""
+    head = head_of(device, dtype=dtype)
+    for _ in range(3):
+        calls, exact = [batch(device, 20, dtype=dtype)], copy.deepcopy(head).double()
+        write(head, calls, head.weight, None)
+        in_torch.write(exact, calls, exact.weight, None)
+        assert_exact(head.running.norms, exact.running.norms)
+        assert_rounded_once(head.weight, exact.weight, units=1)
 
 
 def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
@@ -236,9 +243,10 @@ def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
     call.h[1] = 1e6
     call.targets.copy_(torch.tensor([1, 2, 3]))
     old = head.weight.detach().clone()
-    compare(head, [[call]], rtol=1e-3)
+    write(head, [call], head.weight, None)
     assert torch.equal(head.weight[2], old[2])
-    assert not torch.equal(head.weight[1], old[1])
+    for label, row in ((1, 0), (3, 2)):
+        assert_exact(head.weight[label], call.h[row].half(), ulps=1)
 
 
 def test_the_papers_loops(device: str) -> None:
@@ -246,9 +254,9 @@ def test_the_papers_loops(device: str) -> None:
     for n in (6, 20, 1, 13):
         call = batch(device, n)
         call.targets[0] = IGNORED
-        expected = oracle.update(head.weight.detach().cpu(), call.h.cpu(), call.targets.cpu())
+        exact = oracle.update(head.weight.detach().cpu().double(), call.h.cpu(), call.targets.cpu())
         write(head, [call], head.weight, None)
-        torch.testing.assert_close(head.weight.detach().cpu(), expected, rtol=2e-5, atol=1e-6)
+        assert_exact(head.weight, exact)
     assert head.counts.tolist() == oracle.counts
 
 

@@ -1,4 +1,4 @@
-"""Running values of the activations and rows, which ``center`` and ``scale="match"`` need."""
+"""The running values of activations and rows that ``center`` and ``scale="match"`` need."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 HORIZON = 100
-"""A running value is the plain average of its first 100 batches and forgets with rate 1/100 after them."""
+"""A running value is the plain average of its first 100 batches; after them it forgets with rate 1/100."""
 
 _ROWS, _ACTIVATIONS = 0, 1
 
 
 class RunningStatistics(nn.Module):
-    """Mean activation, mean norm of the familiar rows, mean norm of the (centred) activations.
+    """The mean activation, the mean norm of the familiar rows, and the mean norm of the (centred) activations.
 
-    Buffers only, at least float32 whatever happens to the model's dtype, so that training resumes bit for bit.
+    All are buffers, so that training resumes bit for bit, and stay at least float32 when the model's dtype changes.
     """
 
     mean: Tensor
@@ -32,12 +32,13 @@ class RunningStatistics(nn.Module):
         self._knows_rows = False
 
     def reset(self) -> None:
+        """Forget everything."""
         for buffer in self.buffers():
             buffer.zero_()
         self._knows_rows = False
 
     def knows_rows(self) -> bool:
-        """Whether the norm of familiar rows is known. Reads the device until it is, and not afterwards."""
+        """Return whether the norm of familiar rows is known. Until it is, this reads from the device."""
         self._knows_rows = self._knows_rows or int(self.batches[_ROWS]) > 0
         return self._knows_rows
 
@@ -47,18 +48,19 @@ class RunningStatistics(nn.Module):
             self.norms[_ROWS] += self._share(_ROWS) * (norm_sum / rows - self.norms[_ROWS])
 
     def see_activations(self, total: Tensor, norm_sum: Tensor, n: Tensor) -> None:
-        """Take in ``n`` activations: their sum and the sum of their centred norms."""
+        """Take in ``n`` activations, given their sum and the sum of their centred norms."""
         share = self._share(_ACTIVATIONS)
         self.mean += share * (total / n - self.mean)
         self.norms[_ACTIVATIONS] += share * (norm_sum / n - self.norms[_ACTIVATIONS])
 
     def scale(self) -> Tensor:
-        """Norm of the familiar rows over norm of the activations; 1 while either is unknown."""
+        """Return the norm of the familiar rows over the norm of the activations; 1 while either is unknown."""
         rows, activations = self.norms[_ROWS], self.norms[_ACTIVATIONS]
         known = (self.batches[_ROWS] > 0) & (activations > 0)
         return torch.where(known, rows / torch.where(known, activations, 1), 1)
 
     def _share(self, which: int) -> Tensor:
+        """Count a batch, and return its weight in the running value."""
         self.batches[which] += 1
         return self.batches[which].clamp_max(HORIZON).to(self.norms.dtype).reciprocal()
 
@@ -74,6 +76,6 @@ class RunningStatistics(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         self._knows_rows = False
         super()._load_from_state_dict(*args)
-        for name in ("mean", "norms"):  # with assign=True a cast state would come in as it is
+        for name in ("mean", "norms"):  # with assign=True a state of another dtype is taken as it is
             value = getattr(self, name)
             setattr(self, name, value.to(torch.promote_types(value.dtype, torch.float32)))
