@@ -48,9 +48,9 @@ def main() -> None:
     large = {"h_desc": (128, 64), "w_desc": (256, 64), "e_desc": (128, 256)}
     tiles = {"ROWS": 128, "CLASSES": 256, "FEATURES": 64, "GROUP": 8}
     settled = {"ROWS": 64, "CLASSES": 128, "FEATURES": 64, "TILE": 256, "PART": 64, "COLUMNS": 128}
+    with_bias = {"STORE": True, "HAS_BIAS": True, "IEEE": False}
     needed = [
-        compile_for_hopper(rows.scores, no_bias | tiles | {"STORE": True}, large, num_warps=8, num_stages=3),
-        compile_for_hopper(rows.scores, tiles | {"STORE": False, "HAS_BIAS": True, "IEEE": False}, large, num_warps=8),
+        compile_for_hopper(rows.scores, tiles | with_bias, large, num_warps=8, num_stages=3),
         compile_for_hopper(
             rows.settle, no_bias | settled | {"GRADIENT": True, "SCALE": True}, small, num_warps=8, num_stages=2
         ),

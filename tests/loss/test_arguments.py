@@ -17,7 +17,7 @@ from tests.operations import Watch
 
 H, W, Y = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 5, 2])
 MANY = 2**20 // 3 + 1
-"""With so many classes three rows have too many logits for ``auto`` to compute all of them at once."""
+"""With this many classes, three rows have too many logits for ``auto`` to compute all of them at once."""
 BAD = [
     ({"input": [1.0]}, TypeError, "input must be a tensor, got list"),
     ({"input": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "input must be floating point, got torch.int64"),

@@ -1,4 +1,4 @@
-"""Where careless arithmetic loses everything: probabilities near 0 and 1, huge logits, masked classes."""
+"""Cases in which careless arithmetic loses everything: probabilities near 0 and 1, huge logits, masked classes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_on_the_device(impl: str) -> None:
     peaks = []
     for n in (4096, 16384):
         case = make(n, 64, 30_011, device="cuda", dtype=torch.bfloat16)
-        ours(case, impl=impl, workspace=2**25).backward()  # kernels and cuBLAS make their own workspaces once
+        ours(case, impl=impl, workspace=2**25).backward()  # The first call makes workspaces of kernels and cuBLAS.
         case.input.grad = case.linear_weight.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

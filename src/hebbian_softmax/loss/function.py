@@ -31,7 +31,7 @@ class Settings:
     reduction: str
     ignore_index: int
     differentiable: bool
-    """Whether gradients are recorded. Torch does not tell any more inside of the node."""
+    """Whether gradients are recorded, which cannot be asked inside of the node."""
     zero_if_empty: bool
     """Whether a mean over no target is 0, instead of the NaN of ``F.cross_entropy``."""
 
@@ -179,7 +179,7 @@ def choose_engine(impl: str, problem: Problem) -> Engine:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the loss needs to know about the targets before the first logit."""
+    """The targets of a loss as its engine needs them, and their shares in the result."""
 
     target: Tensor
     """(N,): -1 in ignored rows."""

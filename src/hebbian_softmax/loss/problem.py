@@ -1,4 +1,4 @@
-r"""What an engine of the loss is given and what it returns.
+r"""The problem that an engine of the loss is given, and the results that it returns.
 
 An engine is a module with the functions of :class:`Engine`, each over one :class:`Problem`. The gradient with respect
 to the logits z = h Wᵀ + bias is always

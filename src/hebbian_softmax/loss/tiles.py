@@ -43,7 +43,7 @@ def ranges(total: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the (N, V) logits are cut: into tiles of ``rows`` × ``classes``, processed ``group`` rows at a time."""
+    """The tiles into which the (N, V) logits are cut: ``rows`` × ``classes``, processed ``group`` rows at a time."""
 
     rows: int
     classes: int

@@ -27,7 +27,7 @@ from hebbian_softmax.memory.checks import wide_dtype
 from hebbian_softmax.memory.history import Timeline
 
 Kernel = Callable[[Timeline, float, int, int], Tensor]
-"""What computes log p_c of a timeline's targets, (B, T), for one θ and one size within a workspace."""
+"""A function that returns log p_c of a timeline's targets, (B, T), for one θ and one size within a workspace."""
 
 
 class RunningLogSumExp:
