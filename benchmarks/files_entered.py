@@ -22,6 +22,7 @@ from typing import Any
 
 SMALL = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --warmup 2 --steps 6 --evaluations 2 --device cpu"
 ZIPF = "--vocabulary 40 --tokens 800"
+CORPUS = Path(__file__).parents[1] / "tests" / "fixtures" / "version-0.1" / "corpus"
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ CASES: dict[str, Callable[[], set[str]]] = {
         before=f"train zipf {ZIPF} {SMALL} --quiet",
     ),
     "hebbian reproduce": command(
-        f"reproduce frequency-table --corpus stdlib --size tiny --trials 0 --seeds 1 --quiet {SMALL}"
+        f"reproduce frequency-table --corpus {CORPUS} --size tiny --trials 0 --seeds 1 --quiet {SMALL}"
     ),
 }
 

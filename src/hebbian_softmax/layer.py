@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch, checks
-from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
@@ -25,6 +24,7 @@ from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.state import adopt_linear, adopt_state
 from hebbian_softmax.write import write
+from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
 
 

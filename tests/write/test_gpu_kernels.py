@@ -25,8 +25,8 @@ from hebbian_softmax import (
     PaperRate,
 )
 from hebbian_softmax._triton import kernels_on_cpu
-from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
+from hebbian_softmax.write.activations import Activations
 from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.attach.activations import Activations, Call
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import ShardedPending
 from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import plain_copy, write
+from hebbian_softmax.write.activations import Activations, Call
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax

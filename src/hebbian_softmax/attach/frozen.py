@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.attach.pending import Pending
+from hebbian_softmax.write.activations import Activations
 
 Key = tuple[int, int, int]
 

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.attach.activations import Activations, Call
 from hebbian_softmax.growth import OUTGROWN
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import any_nonzero, copied, plain_copy
+from hebbian_softmax.write.activations import Activations, Call
 from hebbian_softmax.write.in_torch import class_sums
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax._torch import is_sharded
-from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.distributed import local_rows, resolve_group
 from hebbian_softmax.rule import ClassSums
+from hebbian_softmax.write.activations import Activations
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from hebbian_softmax import _triton
-from hebbian_softmax.attach.activations import Activations, Call
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import in_torch
+from hebbian_softmax.write.activations import Activations, Call
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax._torch import is_sharded
-from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.distributed import join_counts, join_sums, own_rows, sum_over_shards
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, merge_sums, mix_rows, sum_by_class
+from hebbian_softmax.write.activations import Activations
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax

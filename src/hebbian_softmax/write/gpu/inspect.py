@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.attach.activations import Activations, Call
+from hebbian_softmax.write.activations import Activations, Call
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.running import HORIZON
 

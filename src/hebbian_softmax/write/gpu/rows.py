@@ -15,8 +15,8 @@ from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, find_runs
 
 if TYPE_CHECKING:
-    from hebbian_softmax.attach.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
+    from hebbian_softmax.write.activations import Activations
 
 AS_IT_IS, INTO_BALL, ONTO_SPHERE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """OBJECTIVE: w* = h̄, h̄ projected into a ball, or h̄ stretched to a sphere."""

@@ -18,8 +18,8 @@ from hebbian_softmax.write.gpu.statistics import advance
 from hebbian_softmax.write.gpu.update import Update, no_step, stepped
 
 if TYPE_CHECKING:
-    from hebbian_softmax.attach.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
+    from hebbian_softmax.write.activations import Activations
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""

@@ -17,8 +17,8 @@ from hebbian_softmax.write.gpu.runs import Runs, find_runs
 from hebbian_softmax.write.gpu.update import Update, stepped, store_moments
 
 if TYPE_CHECKING:
-    from hebbian_softmax.attach.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
+    from hebbian_softmax.write.activations import Activations
 
 
 class RowStep:
