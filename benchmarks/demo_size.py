@@ -1,8 +1,8 @@
 """How large should `make demo` be? Both heads on Glyphs over several seeds, at several learning rates.
 
-Tuning seeds choose the learning rate, the same for both heads: the one with which plain softmax gets furthest. Other
-seeds then show what the demonstration will show, and what becomes of it when the softmax is over the active classes
-only. Each trial is stored when it is done; a second call goes on.
+Tuning seeds choose one learning rate for both heads: the one with which plain softmax reaches the most classes. Other
+seeds then show the result of the demonstration, and the result of a softmax over the active classes only. Each trial is
+stored when it is done, so a second call continues after the last one.
 
     python -m benchmarks.demo_size FOLDER [--steps 2000] [--filters 32] [--tuning-seeds 2] [--seeds 6]
 """
@@ -30,7 +30,7 @@ FIRST_TUNING_SEED = 100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the trials and summary.json go")
+    parser.add_argument("folder", type=Path, help="folder for the trials and summary.json")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--filters", type=int, default=32)
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3, 1.6e-2])

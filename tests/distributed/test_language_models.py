@@ -17,7 +17,7 @@ STEPS = 4
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"accumulate": 2}, {"optimizer": "adam", "tied": "no", "layers": 2}],
+    [{}, {"accumulate": 2}, {"optimizer": "adam", "tied": False, "layers": 2}],
     ids=["one-pass", "in parts", "untied"],
 )
 def test_two_ranks_are_one_process_on_the_joined_batch(pool: Pool, changes: dict[str, Any]) -> None:

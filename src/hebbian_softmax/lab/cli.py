@@ -157,7 +157,7 @@ def add_other(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
     from hebbian_softmax.lab import experiments
 
     if name == "evaluate":
-        from hebbian_softmax.lab.language.evaluate import add_command as add_evaluate
+        from hebbian_softmax.lab.language.memories.command import add_command as add_evaluate
 
         add_evaluate(commands)
     elif name == "report":

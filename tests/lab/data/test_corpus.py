@@ -1,4 +1,4 @@
-"""A corpus folder is whole or absent, is found to be damaged when it is, and gives back what was written."""
+"""A corpus folder is whole or absent, damage to it is found, and reading gives what was written."""
 
 import json
 import shutil
@@ -12,8 +12,9 @@ import torch
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data import corpus
-from hebbian_softmax.lab.data.buckets import bucket_of
-from hebbian_softmax.lab.data.corpus import Corpus, load_corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
+from hebbian_softmax.lab.data.corpus import Corpus, open_corpus, write_corpus
+from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.base.test_files import file_size_limit, names
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
@@ -60,7 +61,7 @@ def test_writing_to_a_split_does_not_reach_the_file(tmp_path: Path) -> None:
 
 def test_the_fingerprint_names_ids_vocabulary_and_settings(tmp_path: Path) -> None:
     first = write(tmp_path / "a").fingerprint
-    assert write(tmp_path / "b").fingerprint == first  # not the place
+    assert write(tmp_path / "b").fingerprint == first  # the place does not matter
     others = [
         {"settings": {"minimum": 2}},
         {"words": ["the", "<eos>", "tab", "naïve"]},
@@ -111,7 +112,7 @@ def test_another_format_and_no_corpus_at_all(tmp_path: Path) -> None:
         open_corpus(tmp_path / "toy")
     with pytest.raises(LabError, match="has no manifest"):
         open_corpus(tmp_path)
-    with pytest.raises(LabError, match="is no folder"):
+    with pytest.raises(LabError, match="is not a folder"):
         open_corpus(tmp_path / "nothing")
 
 
@@ -150,14 +151,14 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path: Path, monkeyp
         yield np.array([0, 1])
         raise KilledError
 
-    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # the dead do not clean up
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # a killed process does not clean up
     with pytest.raises(KilledError):
         write(tmp_path / "toy", splits={"train": stream(), "valid": np.array([0]), "test": np.array([0])})
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".")
     with pytest.raises(LabError, match="not a prepared corpus"):
         open_corpus(left)
-    with pytest.raises(LabError, match="no folder"):
+    with pytest.raises(LabError, match="not a folder"):
         open_corpus(tmp_path / "toy")
 
 
@@ -194,4 +195,4 @@ def test_buckets_are_the_papers() -> None:
         return "100–1K" if count >= 100 else "<100"
 
     counts = [0, 1, 99, 100, 101, 999, 1_000, 1_001, 9_999, 10_000, 10_001, 10**9]
-    assert [corpus.BUCKETS[bucket] for bucket in bucket_of(torch.tensor(counts))] == list(map(literal, counts))
+    assert [BUCKETS[bucket] for bucket in bucket_of(torch.tensor(counts))] == list(map(literal, counts))

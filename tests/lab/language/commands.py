@@ -7,7 +7,7 @@ from hebbian_softmax.lab.cli import main
 
 SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
 FEW = f"{SIZES} --steps 12 --evaluations 3".split()
-MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic yes --checkpoint-seconds 0.3".split()
+MANY = f"{SIZES} --steps 60 --evaluations 6 --deterministic --checkpoint-seconds 0.3".split()
 
 
 def call(*arguments: str | Path) -> int:

@@ -12,12 +12,13 @@ from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.language.plan import make_plan
+from hebbian_softmax.lab.language.experiments.train import keep_steps, settle_steps
+from hebbian_softmax.lab.language.names import HEBBIAN, PLAIN
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.task import WordTask
 from tests.lab.language.toy import corpus, device, settings
 
-BOTH = {"plain_": False, "hebbian_": True}
+BOTH = {PLAIN: False, HEBBIAN: True}
 
 
 def make(**changes: Any) -> WordTask:
@@ -29,8 +30,8 @@ def losses_and_weights(steps: int, **changes: Any) -> tuple[list[dict[str, float
     task = make(input_dropout=0.0, **changes)
     losses = [{name: float(loss) for name, loss in task.train_step().items()} for _ in range(steps)]
     tensors = {
-        f"{prefix}{name}": value.clone()
-        for prefix, learner in task.learners.items()
+        f"{model.log_prefix}{name}": value.clone()
+        for model, learner in task.learners.items()
         for name, value in learner.model.state_dict().items()
     }
     return losses, tensors
@@ -65,11 +66,10 @@ def train_in(folder: str, stop_rank: int | None = None) -> tuple[int, list[str]]
 def plan_in(folder: str) -> int:
     """Each rank measures another speed; all get the first one's steps."""
     made = settings(Settings, max_seconds=10.0 + current_ranks().rank, final="none", evaluations=1)
-    task = make()
     run = open_run(Path(folder))
-    plan = make_plan(run, made, task.windows, lambda steps: make(), time.monotonic())
-    plan.keep(run)
-    return plan.steps
+    steps = settle_steps(run, corpus(), made, lambda steps: make(), time.monotonic())
+    keep_steps(run, steps)
+    return steps
 
 
 def command(*arguments: str) -> int:

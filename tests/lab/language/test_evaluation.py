@@ -13,15 +13,15 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.evaluation import measure, perplexity, score, stream, text_of, word_losses
 from hebbian_softmax.lab.language.learner import make_model
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 from tests.lab.language.toy import WORDS, corpus, device, prepared, settings
 
 
-def model(**changes: Any) -> WordLSTM:
+def model(**changes: Any) -> LanguageModel:
     return make_model(settings(**changes), WORDS, hebbian=True, device=device())
 
 
-def literal_losses(model: WordLSTM, ids: Tensor) -> Tensor:
+def literal_losses(model: LanguageModel, ids: Tensor) -> Tensor:
     state, losses = None, []
     for now, following in pairwise(ids):
         features, state = model.features(now.view(1, 1).long(), state)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from hebbian_softmax.lab.language.deterministic import deterministic
 from hebbian_softmax.lab.language.evaluation import word_losses
-from hebbian_softmax.lab.language.learner import Learner, make_model
+from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
@@ -45,11 +45,10 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     assert loss.isfinite()
 
 
-def test_a_text_too_long_for_the_device_gives_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_too_long_for_the_device_gives_the_same_words() -> None:
     given = settings(**SIZES)
     resident = make_windows(corpus(tokens=4000), given, CUDA)
-    monkeypatch.setattr("hebbian_softmax.lab.language.windows.RESIDENT_SHARE", 0.0)
-    copied = make_windows(corpus(tokens=4000), given, CUDA)
+    copied = make_windows(corpus(tokens=4000), given, CUDA, resident_share=0.0)
     for step in range(3):
         assert copied.at(step).is_cuda
         assert torch.equal(copied.at(step), resident.at(step))
@@ -92,7 +91,7 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
     text = corpus(words, 40_000)
 
     def task() -> WordTask:
-        return WordTask(text, settings(**sizes, precision="bf16"), {"": True}, steps=6, device=CUDA)
+        return WordTask(text, settings(**sizes, precision="bf16"), {ONLY: True}, steps=6, device=CUDA)
 
     def step(task: WordTask, count: int) -> None:
         for _ in range(count):
@@ -107,7 +106,7 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
         saved.seek(0)
         resumed.load_state_dict(torch.load(saved, map_location="cpu", weights_only=True))
         step(resumed, 3)
-    expected, found = (each.learners[""].model.state_dict() for each in (whole, resumed))
+    expected, found = (each.learners[ONLY].model.state_dict() for each in (whole, resumed))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 

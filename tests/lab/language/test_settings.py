@@ -9,10 +9,11 @@ import torch
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.settings import as_options, from_values
 from hebbian_softmax.lab.language.learner import Learner, choose_precision, make_model
-from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
-from hebbian_softmax.lab.language.settings import Settings, TrainSettings
+from hebbian_softmax.lab.language.names import ONLY
+from hebbian_softmax.lab.language.settings import OPTIMIZERS, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
 from hebbian_softmax.lab.language.task import WordTask
+from tests.lab.language.model.networks import watch_lstm
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
 
@@ -21,7 +22,7 @@ def model(**changes: Any) -> Any:
 
 
 def test_the_rule_is_the_one_that_was_asked_for() -> None:
-    head = model(gamma=0.2, limit=7, rate="paper", objective="ip", rule_scale="0.5", center="no").head
+    head = model(gamma=0.2, limit=7, rate="paper", objective="ip", rule_scale="0.5", center=False).head
     assert head.rate == PaperRate(0.2, 7)
     assert (head.scale, head.center) == (0.5, False)
     assert type(head.objective).__name__ == "InnerProduct"
@@ -36,10 +37,10 @@ def test_the_network_is_the_one_that_was_asked_for() -> None:
     network = model(layers=2, hidden=9, embedding=7, input_dropout=0.1, output_dropout=0.2, precision="bf16")
     assert len(network.layers) == 2
     assert network.projection.shape == (7, 9)
-    assert (network.input_dropout, network.head.dropout) == (0.1, 0.2)
+    assert (network.options.input_dropout, network.head.dropout) == (0.1, 0.2)
     assert network.precision == torch.bfloat16
     assert network.embedding is None
-    assert model(tied="no").embedding is not None
+    assert model(tied=False).embedding is not None
     assert model(layer_norm="output").norm is not None
     assert type(model(layer_norm="cell").layers[0]).__name__ == "LayerNormLSTM"
     assert not torch.equal(model(seed=1).head.weight, model(seed=2).head.weight)
@@ -60,19 +61,13 @@ def test_the_optimizer_is_the_one_that_was_asked_for(name: str) -> None:
 
 
 def test_validation_while_training_is_in_streams_of_the_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def watch(model: Any, words: Any, split: str, **options: Any) -> Any:
-        asked.append({"split": split, **options})
-        return measure(model, words, split, **options)
-
-    from hebbian_softmax.lab.language import task as module
-
-    measure = module.measure
-    monkeypatch.setattr(module, "measure", watch)
+    read: list[torch.Tensor] = []
+    watch_lstm(monkeypatch, lambda model, words: read.append(words))
     made = settings(Settings, valid_streams=3, valid_words=17)
-    WordTask(corpus(), made, {"": True}, steps=1, device=device()).evaluate()
-    assert asked == [{"split": "valid", "streams": 3, "first": 17}]
+    WordTask(corpus(), made, {ONLY: True}, steps=1, device=device()).evaluate()
+    (words,) = read
+    assert words.shape == (6, 3)
+    assert words.T.flatten()[:17].tolist() == corpus().splits["valid"][:17].tolist()
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])

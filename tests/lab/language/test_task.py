@@ -1,7 +1,8 @@
 """Steps of language models: literal training, fairness of the comparison, and going on from a saved state."""
 
 import copy
-from collections.abc import Callable
+import io
+import math
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.learner import Learner, make_model
-from hebbian_softmax.lab.language.optimizers import OPTIMIZERS
-from hebbian_softmax.lab.language.schedule import learning_rate
-from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.lab.language.task import WordTask
+from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
+from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
+from hebbian_softmax.lab.language.settings import OPTIMIZERS, SCHEDULES, Settings
+from hebbian_softmax.lab.language.task import WordsProgress, WordTask, learning_rate
+from tests.lab.language.model.networks import out_of_memory, watch_lstm
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
-BOTH = {"plain_": False, "hebbian_": True}
+BOTH = {PLAIN: False, HEBBIAN: True}
 
 
 def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **changes: Any) -> WordTask:
@@ -25,18 +27,18 @@ def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **ch
     return WordTask(words or corpus(), given, heads, steps=steps, device=device())
 
 
-def weights(task: WordTask, prefix: str) -> dict[str, torch.Tensor]:
-    return dict(task.learners[prefix].model.named_parameters())
+def weights(task: WordTask, name: ModelName) -> dict[str, torch.Tensor]:
+    return dict(task.learners[name].model.named_parameters())
 
 
 def assert_equal(task: WordTask, equal: bool) -> None:
-    pairs = zip(weights(task, "plain_").values(), weights(task, "hebbian_").values(), strict=True)
+    pairs = zip(weights(task, PLAIN).values(), weights(task, HEBBIAN).values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs) == equal
 
 
 def test_plain_training_is_a_plain_loop() -> None:
     """Nothing of the head, the windows' share or the task but the network's features: torch's own loss and Adam."""
-    found = task({"": False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01)
+    found = task({ONLY: False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01)
     literal = make_model(found.settings, WORDS, hebbian=False, device=device())
     optimizer = torch.optim.Adam(literal.parameters(), betas=(0.0, 0.999))
     for step in range(6):
@@ -50,7 +52,7 @@ def test_plain_training_is_a_plain_loop() -> None:
             group["lr"] = learning_rate(step, peak=0.01, schedule="cosine", warmup=2, steps=10)
         optimizer.step()
         torch.testing.assert_close(found.train_step()["loss"], loss.detach())
-    for one, other in zip(found.learners[""].model.parameters(), literal.parameters(), strict=True):
+    for one, other in zip(found.learners[ONLY].model.parameters(), literal.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -63,14 +65,14 @@ def test_both_start_from_the_same_weights_and_differ_by_the_rule_alone() -> None
         assert losses["plain_loss"] == losses["hebbian_loss"]  # the same dropout, too
     assert_equal(with_rule, False)
     assert_equal(without, True)
-    assert int(without.learners["hebbian_"].model.head.counts.sum()) == 4 * 20
+    assert int(without.learners[HEBBIAN].model.head.counts.sum()) == 4 * 20
 
 
 def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
     late = task(start=3)
     for step in range(4):
         assert_equal(late, True)
-        assert int(late.learners["hebbian_"].model.head.counts.sum()) == 20 * step
+        assert int(late.learners[HEBBIAN].model.head.counts.sum()) == 20 * step
         late.train_step()
     assert_equal(late, False)
 
@@ -79,11 +81,11 @@ def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
 def test_every_optimizer_learns_and_memorises(name: str) -> None:
     found = task(optimizer=name, learning_rate=0.02, input_dropout=0.0, steps=60, schedule="constant")
     losses = [found.train_step() for _ in range(60)]
-    for prefix in BOTH:
-        values = torch.stack([each[f"{prefix}loss"] for each in losses])
+    for name in BOTH:
+        values = torch.stack([each[f"{name.log_prefix}loss"] for each in losses])
         assert values[-10:].mean() < values[:10].mean()
-    assert int(found.learners["hebbian_"].model.head.counts.sum()) == 60 * 20
-    assert int(found.learners["plain_"].model.head.counts.sum()) == 0
+    assert int(found.learners[HEBBIAN].model.head.counts.sum()) == 60 * 20
+    assert int(found.learners[PLAIN].model.head.counts.sum()) == 0
 
 
 def test_one_pass_adam_is_adam() -> None:
@@ -143,7 +145,7 @@ def test_a_checkpoint_of_other_words_is_refused() -> None:
 def test_a_checkpoint_of_other_models_is_refused() -> None:
     state = task().state_dict()
     with pytest.raises(ValueError, match="it has the models"):
-        task({"": True}).load_state_dict(state)
+        task({ONLY: True}).load_state_dict(state)
     with pytest.raises(RuntimeError, match="size mismatch"):
         task(hidden=9).load_state_dict(state)
 
@@ -170,21 +172,66 @@ def test_presets_and_what_overrides_them() -> None:
     assert (paper.learning_rate, Settings(preset="paper", learning_rate=0.1).sizes.learning_rate) == (0.002, 0.1)
 
 
+def test_a_device_too_small_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_lstm(monkeypatch, out_of_memory)
+    found = task()
+    with pytest.raises(LabError, match="too small for a step: --accumulate 2"):
+        found.train_step()
+    with pytest.raises(LabError, match="too small for an evaluation beside training: --accumulate 2"):
+        found.evaluate()
+    monkeypatch.setitem(MODELS, "lstm", out_of_memory)
+    with pytest.raises(LabError, match="too small for the model: take a smaller --hidden"):
+        task()
+
+
 @pytest.mark.parametrize(
-    ("what", "call", "message"),
+    ("schedule", "expected"),
     [
-        ("Learner.step", WordTask.train_step, "too small for a step: --accumulate 2"),
-        ("measure", WordTask.evaluate, "too small for an evaluation beside training: --accumulate 2"),
-        ("Learner", lambda _: task(), "too small for the model: take a smaller --hidden"),
+        ("constant", [1, 2, 2, 2, 2, 2]),
+        ("linear", [1, 2, 2, 1.5, 1, 0.5]),
+        ("cosine", [1, 2, *(1 + math.cos(math.pi * done / 4) for done in range(4))]),
     ],
 )
-def test_a_device_too_small_is_one_clear_line(
-    what: str, call: Callable[[WordTask], Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+def test_warm_up_then_the_schedule(schedule: str, expected: list[float]) -> None:
+    rates = [learning_rate(step, peak=2.0, schedule=schedule, warmup=2, steps=6) for step in range(6)]
+    assert rates == pytest.approx(expected)
 
-    found = task()
-    monkeypatch.setattr(f"hebbian_softmax.lab.language.task.{what}", refuse)
-    with pytest.raises(LabError, match=message):
-        call(found)
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_that_ends_in_its_warm_up_only_rises(schedule: str) -> None:
+    rates = [learning_rate(step, peak=1.0, schedule=schedule, warmup=10, steps=5) for step in range(5)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert learning_rate(0, peak=1.0, schedule=schedule, warmup=0, steps=1) == 1.0
+
+
+def test_progress_is_in_words_and_leaves_the_buckets_out() -> None:
+    stream = io.StringIO()
+    with WordsProgress("toy", step_words=500, total=10, start=2, stream=stream) as progress:
+        assert progress.done == 1000
+        progress.update(4, {"loss": 1.5, "valid_perplexity": 30.0, "valid_perplexity_<100": 4000.0, "words": 7})
+        progress.update(10)
+    assert stream.getvalue() == "toy: 5,000/5,000 words, loss 1.5, valid perplexity 30\n"
+
+
+def test_a_terminal_is_redrawn_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time waits for the GPU."""
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with WordsProgress("toy", step_words=5, total=10, stream=stream) as progress:
+        assert progress.due()
+        progress.update(1, {})
+        now += 0.9
+        assert not progress.due()
+        now += 0.2
+        assert progress.due()
+
+
+def test_deterministic_is_for_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()

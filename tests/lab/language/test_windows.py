@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.windows import Windows
+from hebbian_softmax.lab.language.task import Windows
 
 IDS = torch.arange(1000, dtype=torch.int32)
 

@@ -5,25 +5,24 @@ python -m tests.lab.language.toy_words SECONDS train ...
 
 import sys
 import time
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.language.task import WordTask
+from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
 
-def slow_down(seconds: float) -> None:
-    step = WordTask.train_step
+class Slow(WordLSTM):
+    """The LSTM with a pause before every loss."""
 
-    def stepping(self: WordTask) -> Any:
-        time.sleep(seconds)
-        return step(self)
-
-    WordTask.train_step = stepping  # type: ignore[method-assign]
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        time.sleep(float(sys.argv[1]))
+        return super().forward(inputs, targets)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    slow_down(float(sys.argv[1]))
+    MODELS["lstm"] = Slow
     sys.exit(main(sys.argv[2:]))

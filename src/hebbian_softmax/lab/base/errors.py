@@ -13,6 +13,10 @@ class LabError(Exception):
     """
 
 
+class DivergedError(LabError):
+    """A loss or a weight became infinite or nan during training."""
+
+
 class OutOfTimeError(Exception):
     """The time budget of a run is used up. Everything that was finished by then is stored."""
 

@@ -15,46 +15,53 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-METAVARS = {int: "N", float: "NUMBER"}
+METAVARS = {int: "N", float: "NUMBER", tuple: "VALUES"}
+REQUIRED: Any = dataclasses.MISSING
+"""The default of a setting that has none: its option must be given."""
 
 
-def setting(default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False) -> Any:
+def setting(
+    default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False, metavar: str = ""
+) -> Any:
     """Declare a field of a settings dataclass.
 
     `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: its
     options are `--name` and `--no-name`. Set `later` on a setting that older runs do not have: they go on with its
-    default, so the default must be what they did.
+    default, so the default must be what they did. `metavar` stands for the value in the help text.
     """
     if isinstance(default, bool):
         parse = boolean
     assert parse is not None, "only a setting that is True or False can do without parse"
-    return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "later": later})
+    return dataclasses.field(
+        default=default, metadata={"help": help, "parse": parse, "later": later, "metavar": metavar}
+    )
 
 
-def add_options(parser: argparse._ActionsContainer, settings: type) -> None:
-    """Give a parser, or a group in it, one option for each field."""
+def add_options(parser: argparse._ActionsContainer, settings: type, rename: Callable[[str], str] = str) -> None:
+    """Give a parser, or a group in it, one option for each field. `rename` turns a field's name into the option's."""
     for field in dataclasses.fields(settings):
         # Where the default is empty, the help text itself says what that means.
-        default = f" (default: {_as_text(field.default)})" if field.default != "" else ""
+        default = f" (default: {_as_text(field.default)})" if field.default not in ("", REQUIRED) else ""
         if isinstance(field.default, bool):
             parser.add_argument(
-                option_name(field.name),
+                option_name(rename(field.name)),
                 action=argparse.BooleanOptionalAction,
                 default=None,
                 help=f"{field.metadata['help']}{default}".replace("%", "%%"),
             )
             continue
         parser.add_argument(
-            option_name(field.name),
+            option_name(rename(field.name)),
             type=field.metadata["parse"],
-            metavar=METAVARS.get(type(field.default), "TEXT"),
+            required=field.default is REQUIRED,
+            metavar=field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT"),
             help=f"{field.metadata['help']}{default}".replace("%", "%%"),
         )
 
 
-def given_options(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+def given_options(arguments: argparse.Namespace, settings: type, rename: Callable[[str], str] = str) -> dict[str, Any]:
     """Return the settings given on the command line; the others keep their defaults or a resumed run's values."""
-    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(settings)}
+    values = {field.name: getattr(arguments, rename(field.name)) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -94,6 +101,8 @@ def option_name(field: str, value: bool = True) -> str:
 
 
 def _as_text(value: Any) -> str:
+    if type(value) is tuple:
+        return ",".join(f"{each:g}" for each in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -130,6 +139,18 @@ def multiple(of: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a parser of different values with commas between them."""
+
+    def parse_all(text: str) -> tuple[Any, ...]:
+        values = tuple(parse(part.strip()) for part in text.split(","))
+        if len(set(values)) != len(values):
+            raise argparse.ArgumentTypeError(f"must be different values, not {text!r}")
+        return values
+
+    return parse_all
 
 
 def choice(*names: str) -> Callable[[str], str]:

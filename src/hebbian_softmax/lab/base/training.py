@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
+from hebbian_softmax.lab.base.errors import DivergedError, LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.runs import Run
@@ -170,10 +170,10 @@ def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, floa
     return means
 
 
-def diverged(name: str, value: float, step: int, saved_step: int) -> LabError:
+def diverged(name: str, value: float, step: int, saved_step: int) -> DivergedError:
     """Return the error to raise when `name` is not finite any more."""
     kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
-    return LabError(
+    return DivergedError(
         f"{name} became {value} at or before step {step}: start a new run with a lower learning rate, "
         f"as this one keeps the rate it was started with ({kept})"
     )

@@ -1,68 +1,90 @@
-"""News in time order: one JSON object a line with `date`, `text` and perhaps `title`, split by dates.
+"""News in time order: a file with one JSON object a line (`date`, `text` and perhaps `title`), split by dates.
 
 `reuters` is Reuters-21578, newswire of 1987: a small stand-in for GigaWord's licensed news. Its test days, 19 and 20
 October, are those of the stock market crash, four months after the last training day: a test of sudden change.
-Tokens are made as the paper makes GigaWord's: NLTK's sentences and words, in lower case.
+Tokens are NLTK's sentences and words in lower case, as in the paper's GigaWord.
 """
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.prepare import Plan, Workshop
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
 from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
-REUTERS = "news/reuters-21578.jsonl"  # in the data root, packed or not
-MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
+MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time
+SPAN = "FIRST..LAST"
 
-Days = tuple[date, date]  # the first and the last
+
+class Days(NamedTuple):
+    """The days of a split, from the first to the last, both included."""
+
+    first: date
+    last: date
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
 
 
 def parse_days(text: str) -> Days:
-    """The days of a split.
+    """Parse the days of a split.
 
-    >>> parse_days("1987-06-18..1987-06-29")
-    (datetime.date(1987, 6, 18), datetime.date(1987, 6, 29))
+    >>> parse_days("1987-06-18..1987-06-29").last
+    datetime.date(1987, 6, 29)
     """
     try:
         first, last = (date.fromisoformat(day) for day in text.split(".."))
     except ValueError as error:
-        raise ValueError(f"must be two dates as in 1987-02-01..1987-06-17, not {text!r}") from error
+        message = f"must be two dates as in 1987-02-01..1987-06-17, not {text!r}"
+        raise argparse.ArgumentTypeError(message) from error
     if first > last:
-        raise ValueError(f"must begin before it ends, not {text!r}")
-    return first, last
+        raise argparse.ArgumentTypeError(f"must begin before it ends, not {text!r}")
+    return Days(first, last)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """The days of each split, the rarest word that is kept, and the file where it is not Reuters."""
+    """The options of Reuters."""
 
-    file: str = ""
-    train: Days = (date(1987, 2, 1), date(1987, 6, 17))
-    valid: Days = (date(1987, 6, 18), date(1987, 6, 29))
-    test: Days = (date(1987, 10, 19), date(1987, 10, 20))
-    minimum: int = MINIMUM
+    train: Days = setting(Days(date(1987, 2, 1), date(1987, 6, 17)), "days of training", parse_days, metavar=SPAN)
+    valid: Days = setting(Days(date(1987, 6, 18), date(1987, 6, 29)), "days of validation", parse_days, metavar=SPAN)
+    test: Days = setting(Days(date(1987, 10, 19), date(1987, 10, 20)), "days of the test", parse_days, metavar=SPAN)
+    minimum: int = setting(MINIMUM, "keep words that occur at least N times in training", integer(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Options):
+    """The options of any other file of dated articles."""
+
+    file: str = setting(REQUIRED, "the articles: .jsonl, .jsonl.xz or .jsonl.gz", str, metavar="FILE")
+    train: Days = setting(REQUIRED, "days of training, as in 1987-02-01..1987-06-17", parse_days, metavar=SPAN)
+    valid: Days = setting(REQUIRED, "days of validation", parse_days, metavar=SPAN)
+    test: Days = setting(REQUIRED, "days of the test", parse_days, metavar=SPAN)
 
 
 def plan(options: Options) -> Plan:
-    """Reuters, or any other file of dated articles."""
+    """Return the plan for Reuters or for any other file of dated articles."""
     days = {split: getattr(options, split) for split in SPLITS}
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if days[first][0] <= days[second][1] and days[second][0] <= days[first][1]:
             raise LabError(f"the days of {first} and {second} overlap: give each day to one split")
-    settings = {split: "..".join(map(str, span)) for split, span in days.items()} | {"minimum": options.minimum}
-    if options.file:
+    settings: dict[str, Any] = {split: str(span) for split, span in days.items()} | {"minimum": options.minimum}
+    if isinstance(options, FileOptions):
         settings["file"] = digest(Path(options.file))
     return Plan(
-        "dated" if options.file else "reuters",
+        "dated" if isinstance(options, FileOptions) else "reuters",
         settings,
         partial(_gather, options),
         partial(_at_hand, options),
@@ -72,13 +94,22 @@ def plan(options: Options) -> Plan:
     )
 
 
+REUTERS = CorpusKind("reuters", "newswire of 1987 in time order; tested on the October crash", Options, plan)
+DATED = CorpusKind(
+    "dated",
+    "any news in time order: your own file, one JSON object a line with date, text and perhaps title",
+    FileOptions,
+    plan,
+)
+
+
 def _gather(options: Options, workshop: Workshop) -> None:
     sources = _at_hand(options, workshop.data_root)
     if not sources:
         raise LabError(
-            f"{workshop.data_root / REUTERS} is not there, with .xz, .gz or neither: make it from the Reuters-21578 "
-            "collection, one JSON object a line with date, title and text, or name the folder that has it with "
-            "--data-root or HEBBIAN_DATA"
+            f"{workshop.data_root / REUTERS_FILE} is not there, with .xz, .gz or neither: make it from the "
+            "Reuters-21578 collection, one JSON object a line with date, title and text, or name the folder that has "
+            "it with --data-root or HEBBIAN_DATA"
         )
     find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
@@ -96,12 +127,13 @@ def _gather(options: Options, workshop: Workshop) -> None:
 
 
 def _at_hand(options: Options, root: Path) -> dict[str, Path]:
-    paths = [Path(options.file)] if options.file else [root / f"{REUTERS}{suffix}" for suffix in ("", *OPENERS)]
+    file = isinstance(options, FileOptions) and Path(options.file)
+    paths = [file] if file else [root / f"{REUTERS_FILE}{suffix}" for suffix in ("", *OPENERS)]
     return {path.name: path for path in [path for path in paths if path.exists()][:1]}
 
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, about a megabyte at a time, and the number of the first."""
+    """Yield the lines of a file, about a megabyte at a time, with the number of the first line."""
     number = 1
     with opened(path) as file:
         while lines := file.readlines(PART):
@@ -134,9 +166,9 @@ def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]
 
 
 def _article(line: bytes) -> tuple[date, list[str]]:
-    """Its day, and the title and the text, which are no sentence together."""
+    """Return an article's day, and its title and text, which are split into sentences separately."""
     article = json.loads(line)
     texts = [article.get("title") or "", article["text"]]
-    # JSON can spell half a surrogate pair, which no file of words could hold.
+    # JSON can spell half a surrogate pair, which cannot be written to a file in UTF-8.
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
     return date.fromisoformat(article["date"][:10]), texts

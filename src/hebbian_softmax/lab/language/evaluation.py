@@ -1,12 +1,14 @@
 """How well a model predicts a text: every word after all words before it, in one stream with carried state.
 
-A text of n words has n - 1 predictions: its first word is only read.
+A text of n words has n - 1 predictions, because its first word is only read. `stream` and `word_losses` read a text,
+`measure` gives its perplexity in all and by training frequency, and `measure_all` does so for all models of a run.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,26 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
-from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError, enough_memory
+from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.model.lstm import State, WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
+from hebbian_softmax.lab.report.tables import Cell, Table
 
-CHUNK = 4096  # predictions at a time
+CHUNK = 4096  # predictions that are made at a time
 
 
 @torch.no_grad()
-def stream(model: WordLSTM, ids: Tensor, *, streams: int = 1, chunk: int = CHUNK) -> Iterator[tuple[Tensor, Tensor]]:
-    """Activations (time, streams, features) and the words that follow (time, streams), from the start to the end.
+def stream(
+    model: LanguageModel, ids: Tensor, *, streams: int = 1, chunk: int = CHUNK
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield activations (time, streams, features) and the words that follow them (time, streams), in order.
 
-    With one stream these are the text's own, in order: what a memory is to see. More are contiguous parts of the text
-    read side by side; each begins without a state, so the words at its start are predicted a little worse. Where the
-    parts are of unequal length the last targets are -1 and mean nothing.
+    One stream reads the whole text as it stands, which is what a memory must see. Several streams read contiguous
+    parts of the text side by side; each begins without a state, so the words at its start are predicted a little
+    worse. If the parts have unequal lengths, the last targets are -1 and must be ignored.
     """
     lanes = _lanes(ids, streams)
     device = next(model.parameters()).device
     time = max(1, chunk // len(lanes))
-    state: State | None = None
+    state = None
     with _evaluating(model):
         for first in range(0, lanes.shape[1] - 1, time):
             words = lanes[:, first : first + time + 1].to(device).long().T
@@ -44,16 +54,16 @@ def stream(model: WordLSTM, ids: Tensor, *, streams: int = 1, chunk: int = CHUNK
 
 @torch.no_grad()
 def word_losses(
-    model: WordLSTM,
+    model: LanguageModel,
     ids: Tensor,
     *,
     streams: int = 1,
     chunk: int = CHUNK,
     seen: Callable[[int], object] | None = None,
 ) -> Tensor:
-    """-log p of every word but the first, in the order of the text, as float32 on the CPU.
+    """Return -log p of every word but the first, in the order of the text, as float32 on the CPU.
 
-    `seen` is told the number of predictions so far.
+    `seen` is called with the number of predictions made so far.
     """
     found, done = [], 0
     weight = model.head.weight.to(model.precision)
@@ -65,7 +75,7 @@ def word_losses(
             linear_bias=model.head.bias,
             ignore_index=-1,
         )
-        found.append(-log_prob.view(targets.shape).float())  # stays on the device: reading it would wait
+        found.append(-log_prob.view(targets.shape).float())  # left on the device, because reading it would wait
         done += targets.numel()
         if seen is not None:
             seen(min(done, len(ids) - 1))
@@ -73,13 +83,16 @@ def word_losses(
 
 
 def _lanes(ids: Tensor, streams: int) -> Tensor:
-    """(streams, length + 1): each lane begins with the last word of the lane before it; -1 where the text has ended."""
+    """Cut a text into (streams, length + 1).
+
+    Each lane begins with the last word of the lane before it; the last lane is filled up with -1.
+    """
     length = -(-(len(ids) - 1) // streams)
     return F.pad(ids, (0, streams * length + 1 - len(ids)), value=-1).unfold(0, length + 1, length)
 
 
 @contextlib.contextmanager
-def _evaluating(model: WordLSTM) -> Iterator[None]:
+def _evaluating(model: LanguageModel) -> Iterator[None]:
     was = model.training
     model.eval()
     try:
@@ -90,7 +103,7 @@ def _evaluating(model: WordLSTM) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Score:
-    """Of one text: the predictions and their perplexity in all and by training frequency of the word predicted."""
+    """The number of predictions of a text and their perplexity, in all and by training frequency of the word."""
 
     words: int
     perplexity: float
@@ -98,7 +111,7 @@ class Score:
     bucket_perplexity: dict[str, float | None]
 
     def as_metrics(self, prefix: str) -> dict[str, float]:
-        """Flat, for the log; a bucket without words has no entry."""
+        """Return the perplexities for the log; a bucket without words has no entry."""
         metrics = {f"{prefix}_perplexity": self.perplexity}
         for name, value in self.bucket_perplexity.items():
             if value is not None:
@@ -107,7 +120,7 @@ class Score:
 
 
 def score(losses: Tensor, targets: Tensor, counts: Tensor) -> Score:
-    """Perplexity is exp of the mean loss. `counts` are the training occurrences of every word."""
+    """Return the perplexities, exp of the mean loss. `counts` are the training occurrences of every word."""
     buckets = bucket_of(counts)[targets.long()]
     words = torch.bincount(buckets, minlength=len(BUCKETS))
     sums = torch.bincount(buckets, weights=losses.double(), minlength=len(BUCKETS))
@@ -123,12 +136,12 @@ def score(losses: Tensor, targets: Tensor, counts: Tensor) -> Score:
 
 
 def perplexity(mean_loss: float) -> float:
-    """exp, with infinity where that is more than a number can hold."""
+    """Return exp of the mean loss, or infinity if that is more than a number can hold."""
     return math.exp(mean_loss) if mean_loss < 700 else math.inf
 
 
 def text_of(corpus: Corpus, split: str) -> Tensor:
-    """A split with something to predict."""
+    """Return the ids of a split, which must have something to predict."""
     ids = corpus.splits[split]
     if len(ids) < 2:
         raise LabError(
@@ -138,7 +151,7 @@ def text_of(corpus: Corpus, split: str) -> Tensor:
 
 
 def measure(
-    model: WordLSTM,
+    model: LanguageModel,
     corpus: Corpus,
     split: str,
     *,
@@ -146,12 +159,87 @@ def measure(
     first: int = 0,
     seen: Callable[[int], object] | None = None,
 ) -> tuple[Score, dict[str, Any]]:
-    """The score of a split, and the arrays to keep: the loss and the id of every word predicted.
+    """Return the score of a split, and the arrays to keep: the loss and the id of every word predicted.
 
-    With `first` only so many predictions are made, from the beginning.
+    With `first`, only the first so many predictions are made.
     """
     ids = text_of(corpus, split)
     ids = ids[: first + 1] if first else ids
     losses = word_losses(model, ids, streams=min(streams, len(ids) - 1), seen=seen)
     targets = ids[1:]
     return score(losses, targets, corpus.counts), {"nll": losses.numpy(), "ids": targets.numpy()}
+
+
+Scores = Mapping[ModelName, Mapping[str, Score]]
+"""By model, then by split."""
+
+
+def words_file(name: ModelName, split: str) -> str:
+    """Return the file with the loss and the id of every word predicted: `nll` (float32) and `ids` (int32)."""
+    return f"{name.file_prefix}{split}-words.npz"
+
+
+def measure_all(
+    models: Mapping[ModelName, LanguageModel],
+    corpus: Corpus,
+    splits: Sequence[str],
+    run: Run,
+    *,
+    streams: int = 1,
+    quiet: bool = False,
+) -> dict[ModelName, dict[str, Score]]:
+    """Measure all models on all splits, and write the loss of every word to the run folder."""
+    import numpy as np
+
+    scores: dict[ModelName, dict[str, Score]] = {name: {} for name in models}
+    for split in splits:
+        for name, model in models.items():
+            label = f"measuring {name.title} on the {TEXTS[split]} text"
+            total = len(corpus.splits[split]) - 1
+            with (
+                enough_memory("reading a text", "hebbian evaluate takes less with fewer --streams or --device cpu"),
+                Progress(label, total=total, unit="words", quiet=quiet) as progress,
+            ):
+                found, arrays = measure(model, corpus, split, streams=streams, seen=progress.update)
+                progress.update(total, {"perplexity": found.perplexity})
+            scores[name][split] = found
+            if current_ranks().first:
+                kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}
+                write_atomic(
+                    run.path / words_file(name, split),
+                    partial(np.savez_compressed, **kept),
+                )
+    return scores
+
+
+def as_plain(scores: Scores) -> dict[str, Any]:
+    """Return the scores for JSON: by model, then by split."""
+    return {name.key: {split: asdict(score) for split, score in of_model.items()} for name, of_model in scores.items()}
+
+
+def tabulate(scores: Scores, corpus: Corpus) -> list[Table]:
+    """Return one table for each split, with one model or with two beside each other."""
+    tables = []
+    for split in next(iter(scores.values())):
+        found = [of_model[split] for of_model in scores.values()]
+        rows: list[list[Cell]] = []
+        for bucket in (None, *BUCKETS):
+            words = found[0].words if bucket is None else found[0].bucket_words[bucket]
+            values = [each.perplexity if bucket is None else each.bucket_perplexity[bucket] for each in found]
+            if words:
+                rows.append(["all" if bucket is None else f"{bucket} times", words, *values, *_change(values)])
+        columns = [
+            "words seen in training",
+            "predictions",
+            *("perplexity" if name == ONLY else name.title for name in scores),
+        ]
+        columns += ["change"] if len(scores) == 2 else []
+        tables.append(Table(f"Perplexity on the {TEXTS[split]} text of {corpus.name}", columns, rows))
+    return tables
+
+
+def _change(values: Sequence[float | None]) -> list[Cell]:
+    if len(values) != 2:
+        return []
+    before, after = values
+    return [f"{100 * (after / before - 1):+.1f} %" if before and after else None]

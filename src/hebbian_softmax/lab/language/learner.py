@@ -1,56 +1,112 @@
-"""One language model while it learns: the network, its optimizer, and one step of both."""
+"""One language model while it learns: the network with its head, the optimizer, and one step of all of them."""
 
 import contextlib
 import inspect
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hebbian_softmax import OnePassAdam, OnePassRMSprop
+from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
 from hebbian_softmax.attach.pending import FOLD_ROWS_ON_CUDA
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
-from hebbian_softmax.lab.language.captured import CapturedSteps
-from hebbian_softmax.lab.language.head import make_head
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
-from hebbian_softmax.lab.language.optimizers import make_optimizer
-from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.write.gpu.device import on_gpu, suits
+from hebbian_softmax.lab.language.model import MODELS, LanguageModel
+from hebbian_softmax.lab.language.settings import RATES, Settings
+from hebbian_softmax.write import kernels_suit
+
+SECOND_MOMENT = 0.999  # Adam's β₂; RMSprop keeps torch's own 0.99
+WARM_UP = 3
+"""Steps before a CUDA graph is captured: in them kernels are loaded, optimizers make their state and cuDNN chooses."""
 
 
-def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> WordLSTM:
-    """Equal seeds give equal first weights, whatever the head."""
+def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> LanguageModel:
+    """Return a new model. Equal seeds give equal first weights, whichever head it has."""
     torch.manual_seed(derive_seed(settings.seed, "weights"))
-    sizes = settings.sizes
-    model = WordLSTM(
-        make_head(settings, vocabulary),
-        memorizes=hebbian,
-        hidden=sizes.hidden,
-        layers=sizes.layers,
-        input_dropout=settings.input_dropout,
-        tied=settings.tied == "yes",
-        layer_norm=settings.layer_norm,
-        precision=choose_precision(settings.precision, device),
+    head = make_head(settings, vocabulary)
+    precision = choose_precision(settings.precision, device)
+    return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
+
+
+def make_head(settings: Settings, vocabulary: int) -> HebbianSoftmax:
+    """Return the output layer. A plain softmax is a head of the same class that is given nothing to remember."""
+    return HebbianSoftmax(
+        settings.sizes.embedding,
+        vocabulary,
+        gamma=settings.gamma,
+        limit=settings.limit,
+        rate=RATES[settings.rate](settings.gamma, settings.limit),
+        dropout=settings.output_dropout,
+        objective=settings.objective,
+        scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
+        center=settings.center,
     )
-    return model.to(device)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype that `--precision` stands for on this device."""
     half = name == "bf16" or (name == "auto" and device.type == "cuda")
     return torch.bfloat16 if half else torch.float32
 
 
-def _own_buffers() -> dict[str, Any]:
-    """All buffers are the head's, which makes them equal on all ranks itself; torch 2.13 has a new name for it."""
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+def make_optimizer(settings: Settings, model: LanguageModel, *, alone: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of all parameters, with the head attached if the model memorises.
+
+    A one-pass optimizer keeps a bfloat16 copy of the weight, also for a plain head. If several processes train
+    together (not `alone`), an attached head exchanges class counts at every step; a plain head is not attached then.
+    """
+    name, rate = settings.optimizer, settings.sizes.learning_rate
+    momentum, weight_decay = settings.momentum, settings.weight_decay
+    if momentum and name == "one-pass-rmsprop":
+        raise LabError("one-pass-rmsprop has no momentum: omit --momentum, or use --optimizer rmsprop")
+    parameters, betas = list(model.parameters()), (momentum, SECOND_MOMENT)
+    head = model.head if model.memorizes or alone else None
+    fused = model.head.weight.is_cuda
+    optimizer: torch.optim.Optimizer
+    match name:
+        case "one-pass-adam":
+            optimizer = OnePassAdam(parameters, rate, betas, weight_decay=weight_decay, head=head)
+        case "one-pass-rmsprop":
+            optimizer = OnePassRMSprop(parameters, rate, weight_decay=weight_decay, head=head)
+        case "adam":
+            optimizer = torch.optim.Adam(parameters, rate, betas, weight_decay=weight_decay, fused=fused)
+        case "rmsprop":
+            optimizer = torch.optim.RMSprop(parameters, rate, momentum=momentum, weight_decay=weight_decay)
+        case _:
+            optimizer = torch.optim.SGD(parameters, rate, momentum=momentum, weight_decay=weight_decay, fused=fused)
+    if model.memorizes:
+        model.head.attach(optimizer)
+    return optimizer
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Make torch use algorithms whose results do not depend on timing; an operation that has none raises an error.
+
+    The rule's own kernels and the fused loss are always deterministic.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS and cuDNN's LSTM read it when they start
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 class Learner:
-    """The ranks of a process group share each batch: the loss and the step are those of one process on all of it."""
+    """A model and its optimizer.
+
+    The processes of a group share each batch: the loss and the step are those of one process on the whole batch.
+    """
 
     def __init__(self, settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> None:
         self.ranks, self.clip, self.accumulate = current_ranks(), settings.clip, settings.accumulate
@@ -61,35 +117,28 @@ class Learner:
                 f"{self.accumulate} parts each: give --batch a multiple of {parts}"
             )
         self.model = make_model(settings, vocabulary, hebbian=hebbian, device=device)
-        self.optimizer = make_optimizer(
-            settings.optimizer,
-            self.model,
-            learning_rate=settings.sizes.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            alone=self.ranks.count == 1,
-        )
+        self.optimizer = make_optimizer(settings, self.model, alone=self.ranks.count == 1)
         self.captured = CapturedSteps() if self._capturable(settings) else None
         self._parallel: nn.Module = self.model
         if self.ranks.count > 1:
             self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **_own_buffers())
 
     def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
-        """One optimizer step on (length + 1, columns) words; the value is the mean loss, over all ranks.
+        """Take one optimizer step on words (length + 1, columns); return the mean loss over all processes.
 
-        Nothing here waits for the device. On one GPU a step is captured as a CUDA graph after the first few.
+        Nothing here waits for the device. On a single GPU a step is captured as a CUDA graph after the first few.
         """
         self.model.head.memorizing = memorizing
         if self.captured is None:
             return self.take(words, learning_rate)
-        self.optimizer.zero_grad()  # a capture has memory of its own, and could not use that of old gradients
+        self.optimizer.zero_grad()  # a capture has its own memory and could not use that of old gradients
         loss = self.captured(self.take, words, learning_rate, memorizing)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate  # a number again, for checkpoints
         return loss
 
     def take(self, words: Tensor, learning_rate: float | Tensor) -> Tensor:
-        """A step, launched kernel by kernel."""
+        """Take a step, launching its kernels one by one."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad()
@@ -106,19 +155,18 @@ class Learner:
         return self.ranks.mean(torch.stack(losses).mean() if len(losses) > 1 else losses[0])
 
     def _capturable(self, settings: Settings) -> bool:
-        """Whether a CUDA graph can hold a step: nothing in it waits for the device, and its numbers are tensors."""
+        """Return whether a CUDA graph can hold a step: no part of it waits for the device, its numbers are tensors."""
         head = self.model.head
         return (
-            on_gpu(head.weight)
-            and suits(head, head.weight)  # else the write waits
-            and settings.sizes.batch * settings.sizes.sequence <= FOLD_ROWS_ON_CUDA  # folding waits
+            kernels_suit(head, head.weight)  # otherwise the write waits
+            and settings.sizes.batch * settings.sizes.sequence <= FOLD_ROWS_ON_CUDA  # otherwise folding waits
             and self.ranks.count == 1
             and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels
-            and isinstance(self.optimizer, OnePassAdam | OnePassRMSprop)  # whose learning rate may be a tensor
+            and isinstance(self.optimizer, OnePassAdam | OnePassRMSprop)  # their learning rate may be a tensor
         )
 
     def _own_gradients(self) -> contextlib.AbstractContextManager[None]:
-        """Ranks exchange gradients once a step, with its last part."""
+        """Keep gradients from being exchanged: that happens once a step, with its last part."""
         if isinstance(self._parallel, DistributedDataParallel):
             return self._parallel.no_sync()  # type: ignore[no-any-return, unused-ignore]
         return contextlib.nullcontext()
@@ -131,3 +179,79 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.captured is not None:
             self.captured.forget()  # the optimizer has other tensors now
+
+
+def _own_buffers() -> dict[str, Any]:
+    """Keep DistributedDataParallel from copying buffers: all of them are the head's, which keeps them equal itself.
+
+    torch 2.13 has a new name for the argument.
+    """
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+
+
+Take = Callable[[Tensor, Tensor], Tensor]
+"""Takes a step on words (length + 1, columns) with a learning rate, and returns the loss."""
+
+
+class CapturedSteps:
+    """Steps as replays of one CUDA graph, because a small model's launches take the host longer than the device's work.
+
+    The first steps are taken as usual; the next one is captured and replayed from then on. The tensors that a step
+    reads or writes besides its arguments must stay where they are, or `forget` must be called. Dropout is drawn anew:
+    a replay takes the generator's seed at that time.
+    """
+
+    _words: Tensor
+    _rate: Tensor
+    _loss: Tensor
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over with usual steps, because some tensor has moved."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._like: tuple[torch.Size, bool] | None = None
+        self._before = 0
+
+    def __call__(self, take: Take, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
+        """Take a step and return its loss. A capture holds for one shape of `words` and one value of `memorizing`.
+
+        `take` is an argument and not kept, because it belongs to the learner that owns this object.
+        """
+        like = words.shape, memorizing
+        if self._like != like:  # the step has other kernels now, and they must be loaded before they are captured
+            self.forget()
+            self._like = like
+            self._words, self._rate = torch.empty_like(words), torch.empty((), device=words.device)
+        self._words.copy_(words)
+        self._rate.fill_(learning_rate)
+        if self._before < WARM_UP:
+            self._before += 1
+            return self._first(take)
+        if self._graph is None:
+            self._graph = self._capture(take)
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _first(self, take: Take) -> Tensor:
+        here, side = torch.cuda.current_stream(self._words.device), _side_stream(self._words.device)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            loss = take(self._words, self._rate)
+        here.wait_stream(side)
+        return loss
+
+    def _capture(self, take: Take) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        side = _side_stream(self._words.device)
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            self._loss = take(self._words, self._rate)
+        return graph
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of first steps and captures, because libraries keep memory for every stream."""
+    return torch.cuda.Stream(device)

@@ -1,35 +1,144 @@
-"""Language models as a task of the training loop: one model, or several that take the same steps side by side."""
+"""Language models as a task of the training loop: one model, or several that take the same steps side by side.
 
+A batch, its dropout and its learning rate follow from the seed and the number of the step, so a resumed run goes on
+with them.
+"""
+
+import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, enough_memory
+from hebbian_softmax.lab.base.progress import LINE_SECONDS, Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import measure, text_of
 from hebbian_softmax.lab.language.learner import Learner
-from hebbian_softmax.lab.language.schedule import learning_rate
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.lab.language.windows import Windows
 
 ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
+RESIDENT_SHARE = 0.25  # the share of a GPU's free memory that the training text may take
+REDRAW_SECONDS = 1.0  # on a terminal, because reading the loss waits for the GPU
+SHOWN = ("loss", "valid_perplexity")  # values of the log whose names end like this are shown as progress
 
 
-class WordTask:
-    """Trains a model for each entry of `heads`: a prefix for its names in the log, and whether it is Hebbian.
+def learning_rate(step: int, *, peak: float, schedule: str, warmup: int, steps: int) -> float:
+    """Return the rate of the step with index `step` of `steps`: a linear rise over `warmup` steps, then the schedule.
 
-    All start from the same weights, and a step gives all of them the same batch, the same dropout and the same
-    learning rate: each follows from the seed and the number of the step, so that number is all there is to save of
-    them.
+    `cosine` and `linear` fall to zero at the end of the run. The paper names no schedule for its language models.
+
+    >>> [learning_rate(step, peak=1.0, schedule="linear", warmup=2, steps=6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    if schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * done)) / 2
+    return peak * (1 - done) if schedule == "linear" else peak
+
+
+class Windows:
+    """The training text as batches of `batch` sequences of `length` words, each with the word after it.
+
+    An epoch cuts the text into neighbouring windows from a random offset on and takes them in a random order; windows
+    that do not fill a batch are left out. Offset and order follow from the seed and the epoch. Each process takes its
+    share of the columns. A text on a GPU is gathered there, unless it takes more than `resident_share` of the free
+    memory.
     """
 
     def __init__(
-        self, corpus: Corpus, settings: Settings, heads: Mapping[str, bool], *, steps: int, device: torch.device
+        self,
+        ids: Tensor,
+        *,
+        batch: int,
+        length: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        ranks: int = 1,
+        name: str = "the training split",
+        resident_share: float = RESIDENT_SHARE,
+    ) -> None:
+        windows = max(0, len(ids) - length) // length
+        if windows < batch:
+            raise LabError(
+                f"{name} has {len(ids):,} words, too few for a batch of {batch} sequences of {length}, "
+                f"which needs {(batch + 1) * length:,}: give --batch or --sequence a smaller number"
+            )
+        self.batch, self.length, self.seed, self.device = batch, length, seed, torch.device(device)
+        self.epoch_steps = windows // batch
+        """The steps of an epoch."""
+        self._windows, self._rank, self._ranks = windows, rank, ranks
+        self._resident = _fits(ids, self.device, resident_share)
+        self._ids = ids.to(self.device) if self._resident else ids
+        self._steps = torch.arange(length + 1, device=self._ids.device).unsqueeze(1)
+        self._epoch, self._starts = -1, torch.empty(0, dtype=torch.long)
+
+    def at(self, step: int) -> Tensor:
+        """Return the words of a step as int64 (length + 1, columns of this process), on the device."""
+        epoch, position = divmod(step, self.epoch_steps)
+        if epoch != self._epoch:
+            self._epoch, self._starts = epoch, self.starts(epoch).to(self._ids.device)
+        share = self.batch // self._ranks
+        first = position * self.batch + self._rank * share
+        words = self._ids[self._starts[first : first + share] + self._steps]
+        if not self._resident:  # pinned memory is copied while the GPU computes
+            words = words.pin_memory().to(self.device, non_blocking=True)
+        return words.long()
+
+    def starts(self, epoch: int) -> Tensor:
+        """Return where the windows of an epoch begin, in the order in which they come."""
+        draws = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+        offset = torch.randint(self.length, (), generator=draws)
+        return offset + self.length * torch.randperm(self._windows, generator=draws)
+
+
+def _fits(ids: Tensor, device: torch.device, share: float) -> bool:
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return ids.numel() * ids.element_size() <= share * free
+
+
+def make_windows(
+    corpus: Corpus, settings: Settings, device: torch.device | str, resident_share: float = RESIDENT_SHARE
+) -> Windows:
+    """Return this process's share of the training text of a corpus."""
+    ranks, sizes = current_ranks(), settings.sizes
+    return Windows(
+        corpus.splits["train"],
+        batch=sizes.batch,
+        length=sizes.sequence,
+        seed=settings.seed,
+        device=device,
+        rank=ranks.rank,
+        ranks=ranks.count,
+        name=f"the training text of {corpus.path}",
+        resident_share=resident_share,
+    )
+
+
+def steps_of(corpus: Corpus, settings: Settings) -> int:
+    """Return the number of steps that --steps or --epochs asks for."""
+    return settings.steps or max(1, round(settings.epochs * make_windows(corpus, settings, "cpu").epoch_steps))
+
+
+class WordTask:
+    """The training of a model for each entry of `heads`: its name, and whether it has a Hebbian softmax.
+
+    All models start from the same weights, and a step gives all of them the same batch, the same dropout and the same
+    learning rate.
+    """
+
+    def __init__(
+        self, corpus: Corpus, settings: Settings, heads: Mapping[ModelName, bool], *, steps: int, device: torch.device
     ) -> None:
         for split in ("valid", "test"):
             text_of(corpus, split)
@@ -38,15 +147,15 @@ class WordTask:
         self.windows = make_windows(corpus, settings, device)
         with enough_memory("the model", "take a smaller --hidden or --embedding"):
             self.learners = {
-                prefix: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
-                for prefix, hebbian in heads.items()
+                name: Learner(settings, len(corpus.words), hebbian=hebbian, device=device)
+                for name, hebbian in heads.items()
             }
         self.step = 0
         self._timed: tuple[float, int] | None = None
 
     @property
     def step_words(self) -> int:
-        """Words of a step, on which each model is trained."""
+        """The words of a step, over all processes."""
         return self.windows.batch * self.windows.length
 
     def train_step(self) -> dict[str, Tensor]:
@@ -62,20 +171,25 @@ class WordTask:
         )
         seed = derive_seed(self.settings.seed, "dropout", self.step, self.ranks.rank)
         losses = {}
-        for prefix, learner in self.learners.items():
+        for name, learner in self.learners.items():
             torch.manual_seed(seed)
             with enough_memory("a step", ADVICE):
-                losses[f"{prefix}loss"] = learner.step(words, rate, memorizing=self.step >= self.settings.start)
+                losses[f"{name.log_prefix}loss"] = learner.step(
+                    words, rate, memorizing=self.step >= self.settings.start
+                )
         self.step += 1
         return losses
 
     def evaluate(self) -> dict[str, float]:
-        """Perplexities on the validation text, and the speed since the last time; the device has no work left."""
+        """Return the perplexities on the validation text, and the speed since the last evaluation.
+
+        The loop has read the losses before, so the device has no work left that the speed would miss.
+        """
         metrics: dict[str, float] = {"words": self.step * self.step_words}
         if self._timed is not None:
             since, first = self._timed
             metrics["words_per_second"] = (self.step - first) * self.step_words / (time.monotonic() - since)
-        for prefix, learner in self.learners.items():
+        for name, learner in self.learners.items():
             with enough_memory("an evaluation beside training", ADVICE):
                 score, _ = measure(
                     learner.model,
@@ -84,41 +198,54 @@ class WordTask:
                     streams=self.settings.valid_streams,
                     first=self.settings.valid_words,
                 )
-            metrics |= score.as_metrics(f"{prefix}valid")
+            metrics |= score.as_metrics(f"{name.log_prefix}valid")
         self._timed = None
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        learners = {prefix: learner.state_dict() for prefix, learner in self.learners.items()}
+        learners = {name.log_prefix: learner.state_dict() for name, learner in self.learners.items()}
         return {"step": self.step, "corpus": self.corpus.fingerprint, "learners": learners}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_corpus(state, self.corpus)
-        if set(state["learners"]) != set(self.learners):
-            raise ValueError(f"it has the models {sorted(state['learners'])}, not {sorted(self.learners)}")
-        for prefix, learner in self.learners.items():
-            learner.load_state_dict(state["learners"][prefix])
+        expected = {name.log_prefix for name in self.learners}
+        if set(state["learners"]) != expected:
+            raise ValueError(f"it has the models {sorted(state['learners'])}, not {sorted(expected)}")
+        for name, learner in self.learners.items():
+            learner.load_state_dict(state["learners"][name.log_prefix])
         self.step = state["step"]
 
 
-def make_windows(corpus: Corpus, settings: Settings, device: torch.device | str) -> Windows:
-    ranks, sizes = current_ranks(), settings.sizes
-    return Windows(
-        corpus.splits["train"],
-        batch=sizes.batch,
-        length=sizes.sequence,
-        seed=settings.seed,
-        device=device,
-        rank=ranks.rank,
-        ranks=ranks.count,
-        name=f"the training text of {corpus.path}",
-    )
-
-
 def check_corpus(state: Mapping[str, Any], corpus: Corpus) -> None:
-    """Refuse a checkpoint of other words than those at hand: its rows would belong to other words."""
+    """Refuse a checkpoint that was trained on another corpus: its rows would belong to other words."""
     if state["corpus"] != corpus.fingerprint:
         raise LabError(
             f"the checkpoint is of a model of other words (corpus {state['corpus']}) than those of {corpus.path} "
-            f"(corpus {corpus.fingerprint}): put that corpus back as it was, or start a new run"
+            f"(corpus {corpus.fingerprint}): restore that corpus, or start a new run"
         )
+
+
+class WordsProgress(Progress):
+    """Live progress in words, although the loop counts steps, with the loss and the validation perplexity."""
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        step_words: int,
+        total: int,
+        start: int = 0,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+    ) -> None:
+        super().__init__(
+            label, total=total * step_words, start=start * step_words, unit="words", quiet=quiet, stream=stream
+        )
+        self.step_words = step_words
+
+    def due(self) -> bool:
+        return time.monotonic() - self._drawn >= (REDRAW_SECONDS if self.live else LINE_SECONDS)
+
+    def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
+        shown = {name: value for name, value in (metrics or {}).items() if name.endswith(SHOWN)}
+        super().update(done * self.step_words, None if metrics is None else shown)

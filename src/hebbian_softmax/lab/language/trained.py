@@ -1,4 +1,4 @@
-"""The models of a run, finished or not, as its last checkpoint has them."""
+"""The trained models of a run, finished or not, from its last checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,24 @@ from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.learner import make_model
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import check_corpus
 
 TRIALS = "trials/final-*"
-"""In the run folder of a recipe, the models that it keeps."""
+"""The run folders of the models that a recipe of many trainings keeps, inside its own run folder."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """`models` are named by their prefix in the log: empty, or `plain_` and `hebbian_`."""
+    """The models of a run, with the settings and the corpus that they were trained with."""
 
     run: Run
     settings: Settings
     corpus: Corpus
-    models: Mapping[str, WordLSTM]
+    models: Mapping[ModelName, LanguageModel]
     step: int
 
 
@@ -34,14 +35,14 @@ def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trai
     """Read the checkpoint of a run of `hebbian train` or `hebbian compare` on a corpus."""
     verb, _, name = run.command.partition(" ")
     if finals := sorted(run.path.glob(TRIALS)):
-        raise LabError(f"{run.path}: its models are runs of their own: name one of those, as {finals[0]}")
+        raise LabError(f"{run.path} holds a run for each of its models: name one of them, such as {finals[0]}")
     if verb not in ("train", "compare") or name not in CORPORA:
         raise LabError(f"{run.path} is a run of 'hebbian {run.command}', which has no language model")
     try:
         settings: Settings = from_values(settings_type(verb, name), run.settings)
     except ValueError as error:
         raise LabError(
-            f"{run.path} was started by another version of hebbian-softmax ({error}): use that one"
+            f"{run.path} was started by another version of hebbian-softmax ({error}): use that version"
         ) from error
     checkpoint = run.load_checkpoint()
     if checkpoint is None and (run.path / "result.json").exists():
@@ -49,20 +50,20 @@ def load_trained(run: Run, *, device: torch.device, quiet: bool = False) -> Trai
             f"{run.path} is finished and has no weights (a tuning deletes those of its trials): name another run"
         )
     if checkpoint is None:
-        raise LabError(f"{run.path} has no checkpoint yet: go on with it until it has one")
+        raise LabError(f"{run.path} has no checkpoint yet: resume it until it has one")
     corpus = load(name, settings, quiet)
     models = {}
     try:
         check_corpus(checkpoint["task"], corpus)
-        for prefix, hebbian in heads_of(settings).items():
+        for model_name, hebbian in heads_of(settings).items():
             model = make_model(settings, len(corpus.words), hebbian=hebbian, device=device)
-            model.load_state_dict(checkpoint["task"]["learners"][prefix]["model"])
-            models[prefix] = model.eval()
+            model.load_state_dict(checkpoint["task"]["learners"][model_name.log_prefix]["model"])
+            models[model_name] = model.eval()
         return Trained(run, settings, corpus, models, int(checkpoint["step"]))
     except LabError as error:
         raise LabError(f"{run.path} cannot be measured: {error}") from error
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LabError(
             f"the checkpoint of {run.path} is not of the settings in its config.json ({reason(error)}): "
-            "put back the config.json that it was trained with, or train a new model"
+            "restore the config.json that it was trained with, or train a new model"
         ) from error

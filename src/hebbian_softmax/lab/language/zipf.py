@@ -9,17 +9,17 @@ from torch import Tensor
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
 
-FOLLOWS = 0.5  # share of words that follow from the word before them
-SHIFT = 2.7  # Mandelbrot's: the most frequent words are a little rarer than Zipf's law says
-LANES = 1024  # texts that are drawn side by side
-HELD_OUT = 20  # the validation and the test text have this part of the training text's words
+FOLLOWS = 0.5  # share of the words that are determined by the word before them
+SHIFT = 2.7  # Mandelbrot's correction: the most frequent words are a little rarer than Zipf's law says
+LANES = 1024  # parts of the text that are drawn side by side
+HELD_OUT = 20  # the validation and the test text are each one part in this many of the training text's length
 
 
 def zipf_corpus(vocabulary: int, tokens: int) -> Corpus:
-    """Words whose frequencies follow Zipf's law; half of them are drawn anew, half follow from the word before.
+    """Return a corpus whose word frequencies follow Zipf's law; half of its words are determined by the word before.
 
-    The same sizes always give the same corpus. Each word has one successor, itself drawn from the law, so that a model
-    has something to learn: a perfect one knows every second word.
+    The same sizes always give the same corpus. Each word has one successor, which is drawn from the law, too, so that a
+    model has something to learn: a perfect model knows every second word.
     """
     draws = torch.Generator().manual_seed(derive_seed(0, "zipf", vocabulary, tokens))
     held = max(100, tokens // HELD_OUT)
@@ -52,6 +52,6 @@ def zipf_corpus(vocabulary: int, tokens: int) -> Corpus:
 
 
 def _draw(cumulative: Tensor, count: int, draws: torch.Generator) -> Tensor:
-    """Indices with probabilities that add up to `cumulative`."""
+    """Draw indices; `cumulative` is the running sum of their probabilities, up to a factor."""
     places = torch.rand(count, generator=draws, dtype=torch.float64) * cumulative[-1]
     return torch.searchsorted(cumulative, places).clamp(max=len(cumulative) - 1)

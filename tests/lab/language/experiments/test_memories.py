@@ -1,40 +1,37 @@
-"""Memories in the recipes of language models: the grids given are swept, and old runs go on without them."""
+"""Experiments with memories: the grids given are swept, and runs from before there were memories go on."""
 
 import json
-import shutil
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.language.experiments.memories import GRIDS, MemorySettings, grids_of
-from hebbian_softmax.lab.language.experiments.memory_tables import chosen_tables, memory_tables
-from hebbian_softmax.lab.language.experiments.presentation import summarize
-from hebbian_softmax.lab.language.experiments.tables import frequency_table
+from hebbian_softmax.lab.language.experiments.memories import OPTIONS, WithMemories, grids_of
+from hebbian_softmax.lab.language.experiments.tables import chosen_tables, frequency_table, memory_tables, summarize
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.memories.grid import Grids
+from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.report.perplexities import shown
 from tests.lab.language.commands import call
-from tests.lab.language.experiments.miniature import folder, reproduce, table
-from tests.lab.language.experiments.quick import quick
+from tests.lab.language.experiments.conftest import Reproduce, result_of, table, unfinished
 
-__all__ = ["folder", "quick", "reproduce"]
 ONE = ("--trials", "0", "--seeds", "1")
 GRID = "--sweep-thetas 0.01,0.02,0.5 --sweep-sizes 10,30 --sweep-cache-shares 0.1,0.2 --sweep-neighbours 4,20 "
 GRID += "--sweep-rates 0.1,1 --sweep-l2 0.5,0.7 --sweep-mbpa-shares 0.05,0.3 --two-step-words 3"
-ADDED = {"memories", "two_step_words", *GRIDS}
+ADDED = {"memories", *OPTIONS}
 
 
 def test_the_grids_are_those_of_the_paper_unless_given() -> None:
-    assert grids_of(MemorySettings()) == Grids()
-    given = grids_of(replace(MemorySettings(), sweep_thetas="0.01,0.3", sweep_sizes="20000000"))
+    assert grids_of(WithMemories.settings_type()) == Grids()
+    given = grids_of(WithMemories.settings_type(sweep_thetas="0.01,0.3", sweep_sizes="20000000"))
     assert given == Grids(thetas=(0.01, 0.3), sizes=(20_000_000,))
 
 
 def test_rows_are_those_that_evaluate_finds_with_the_same_grids(
-    reproduce: Any, capsys: pytest.CaptureFixture[str]
+    reproduce: Reproduce, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, result = reproduce("frequency-table", *ONE, "--memories", "all", *GRID.split())
     buckets = table(result, "Test perplexity on reuters by training occurrences")
@@ -72,45 +69,53 @@ def test_rows_are_those_that_evaluate_finds_with_the_same_grids(
         assert "α" not in chosen[f"{title} + Cache"]["at the end of its grid: the best may lie beyond"]
 
 
-def test_reuters_takes_memories_too(reproduce: Any) -> None:
-    _, result = reproduce("reuters", *ONE, "--memories", "cache", "--sweep-thetas", "0.03")
+def test_reuters_takes_memories_too(reproduce: Reproduce) -> None:
+    run, result = reproduce("reuters", *ONE, "--memories", "cache", "--sweep-thetas", "0.030, .04")
     rows = table(result, "Perplexity on reuters with memories")
     assert [name for name in rows if "Cache" in name] == [
         *("LSTM + Cache", "LSTM + Hebbian + Cache (literal rule)", "LSTM + Hebbian + Cache (corrected rule)")
     ]
-    assert all(row["θ, n, λ of the cache"].startswith("0.03, ") for row in table(result, "Memories chosen").values())
+    chosen = [row["θ, n, λ of the cache"] for row in table(result, "Memories chosen").values()]
+    assert all(row.startswith(("0.03, ", "0.04, ")) for row in chosen)
+    # Resuming may name the same grid in other words.
+    assert run.settings["sweep_thetas"] == "0.03,0.04"
+    assert call("reproduce", "reuters", "--resume", run.path, "--sweep-thetas", "0.03,0.040", "--quiet") == 0
 
 
-@pytest.mark.parametrize(("name", "added"), [("frequency-table", ADDED), ("wikitext-table", ADDED - {"memories"})])
+@pytest.mark.parametrize(
+    ("command", "added"),
+    [
+        (("frequency-table", "--trials", "0", "--seeds", "2"), ADDED),
+        (("wikitext-table", *ONE, "--memories", "cache"), ADDED - {"memories"}),
+    ],
+)
 def test_a_run_begun_before_there_were_these_settings_goes_on(
-    reproduce: Any, name: str, added: set[str], capsys: pytest.CaptureFixture[str]
+    reproduce: Reproduce, command: tuple[str, ...], added: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [] if name == "frequency-table" else ["--memories", "cache"]
-    run, result = reproduce(name, *ONE, *options)
-    config = json.loads((run.path / "config.json").read_bytes())
-    assert added <= set(config["settings"])
-    config["settings"] = {key: value for key, value in config["settings"].items() if key not in added}
-    (run.path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (run.path / "result.json").unlink()
-    shutil.rmtree(run.path / "trials" / "final-corrected-seed0")
-    assert call("reproduce", name, "--resume", run.path, "--sweep-thetas", "0.01", "--quiet") == 1
-    assert "started with sweep_thetas = nothing, not 0.01: leave the option away" in capsys.readouterr().err
-    assert call("reproduce", name, "--resume", run.path, "--quiet") == 0
-    again = run.result()
-    assert again is not None
-    assert again["tables"] == result["tables"]
+    finished, result = reproduce(*command)
+    run = unfinished(finished, tmp_path, "final-corrected-seed0")
+    assert added <= set(run.settings)
+    keep_settings(run, set(run.settings) - added)
+    resume = ("reproduce", command[0], "--resume", run.path, "--quiet")
+    assert call(*resume, "--sweep-thetas", "0.01") == 1
+    assert re.search("started with sweep_thetas = .*, not 0.01: ", capsys.readouterr().err)
+    assert call(*resume) == 0
+    assert result_of(run)["tables"] == result["tables"]
 
 
 def test_a_run_without_a_setting_that_was_always_there_is_refused(
-    reproduce: Any, capsys: pytest.CaptureFixture[str]
+    reproduce: Reproduce, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, _ = reproduce("frequency-table", *ONE)
-    config = json.loads((run.path / "config.json").read_bytes())
-    del config["settings"]["trials"]
-    (run.path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (run.path / "result.json").unlink()
+    run = unfinished(reproduce("frequency-table", "--trials", "0", "--seeds", "2")[0], tmp_path)
+    keep_settings(run, set(run.settings) - {"trials"})
     assert call("reproduce", "frequency-table", "--resume", run.path, "--quiet") == 1
     assert "another version of hebbian-softmax (other settings: trials)" in capsys.readouterr().err
+
+
+def keep_settings(run: Run, names: set[str]) -> None:
+    """Remove all other settings from config.json, as if an older version had written it."""
+    settings = {name: value for name, value in run.settings.items() if name in names}
+    (run.path / "config.json").write_text(json.dumps({**run.config, "settings": settings}), encoding="utf-8")
 
 
 def outcome(title: str, seed: int, perplexity: float, more: dict[str, Any], **changes: Any) -> Outcome:
@@ -122,7 +127,7 @@ def outcome(title: str, seed: int, perplexity: float, more: dict[str, Any], **ch
 
 
 def test_a_diverged_seed_and_what_older_runs_kept() -> None:
-    """Older ones kept the totals alone: no table of the settings chosen, no buckets of mixtures."""
+    """Older runs kept only the totals of models with memories: neither the chosen settings nor the buckets."""
     cached = {"Cache": {"valid": 20.0, "test": 10.0}}
     seeds = [
         outcome("plain softmax", 0, 40.0, {}, diverged=True),
@@ -143,14 +148,14 @@ def test_a_diverged_seed_and_what_older_runs_kept() -> None:
 
 
 def test_ranges_are_said_to_meet_only_where_there_are_ranges() -> None:
-    """What diverged has none."""
+    """A row that diverged has no range."""
     plain = [outcome("plain softmax", seed, 40.0 + seed, {}) for seed in range(2)]
     near = [outcome("literal rule", seed, 40.5 + seed, {}) for seed in range(2)]
     lost = [replace(each, title="corrected rule", diverged=True, scores={}) for each in near]
     assert "range" not in summarize({"plain softmax": plain, "corrected rule": lost})
     assert "range" not in summarize({"plain softmax": [*plain[:1], *lost[:1]], "literal rule": near})
     assert summarize({"plain softmax": plain, "literal rule": near, "corrected rule": lost}).endswith(
-        "corrected rule not finite. Of those that are finite no range is apart from that of plain softmax."
+        "corrected rule not finite. No finite range is separate from that of plain softmax."
     )
 
 
@@ -161,13 +166,3 @@ def test_the_papers_numbers_stand_beside_where_it_has_them(kind: str) -> None:
     models = [Outcome(**{**asdict(outcome("plain softmax", 0, 40.0, cached)), **of_kind})]
     (found,) = memory_tables(models)
     assert ["LSTM + Cache", "20.00", "10.00", "-75.0 %", "34.5", "34.8"] in [list(row) for row in found.rows]
-
-
-def test_settings_of_grids_come_back_from_config(folder: Path, tmp_path: Path) -> None:
-    """Resuming names the same grid in other words."""
-    options = [*ONE, "--memories", "cache", "--corpus", folder, "--quiet", "--size", "tiny", "--device", "cpu"]
-    options += ["--steps", "2", "--hidden", "8", "--embedding", "6", "--batch", "4", "--sequence", "5"]
-    assert call("reproduce", "reuters", *options, "--sweep-thetas", "0.10, .2", "--runs", tmp_path) == 0
-    (run,) = tmp_path.iterdir()
-    assert json.loads((run / "config.json").read_bytes())["settings"]["sweep_thetas"] == "0.1,0.2"
-    assert call("reproduce", "reuters", "--resume", run, "--sweep-thetas", "0.1,0.20", "--quiet") == 0

@@ -1,4 +1,4 @@
-"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with what diverges."""
+"""`hebbian sweep` in miniature: whole, on a budget, killed and resumed, without its corpus, with divergence."""
 
 import json
 import os
@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language import outcome
-from hebbian_softmax.lab.language.experiments import presentation as word_recipe
-from hebbian_softmax.lab.language.experiments import trials as word_trials
-from hebbian_softmax.lab.language.report.curves import draw_curves
 from tests import ROOT
 from tests.lab.language.commands import SIZES, call, only
-from tests.lab.language.experiments.quick import quick
+from tests.lab.language.experiments.conftest import result_of, unfinished
 from tests.lab.language.toy import folder
 
-__all__ = ["folder", "quick"]
+__all__ = ["folder"]
 GRID = f"{SIZES.replace('--hidden 8', '--hidden 8,4')} --layers 1 --layer-norm none --tied yes --input-dropout 0.1"
 SMALL = f"{GRID} --evaluations 2 --trials 2 --seeds 1".replace("--tensorboard no", "").split()
 
@@ -37,16 +33,11 @@ def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return only(runs)
 
 
-def result_of(run: Run) -> dict[str, Any]:
-    result = run.result()
-    assert result is not None
-    return result
-
-
 def without_times(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a resumed run must have in common with one that was not stopped."""
+    """Return what a resumed run must have in common with one that was not stopped."""
     for trial in trials:
         trial.pop("seconds")
+        trial["settings"].pop("checkpoint_seconds")
         for record in trial["curve"]:
             record.pop("seconds")
             record.pop("words_per_second", None)
@@ -78,7 +69,7 @@ def test_a_sweep_leaves_its_trials_in_one_result(swept: Run) -> None:
         assert differing == {"seed"}
     assert [len(trial["curve"]) for trial in trials] == [2] * 6
     assert (swept.path / "perplexity.png").exists()
-    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # many weights that nobody asks for
+    assert not list(swept.path.glob("trials/tuning-*/checkpoint.pt"))  # Nobody needs these many weights.
     tables = [table["title"].partition(":")[0].partition(",")[0] for table in result["tables"]]
     assert "Tuning" in tables
     assert "Perplexity on toy" in tables
@@ -94,7 +85,7 @@ def test_a_final_trial_is_a_run_of_its_own(swept: Run, capsys: pytest.CaptureFix
 def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", swept.path) == 1
     final = swept.path / "trials" / "final-hebbian-seed0"
-    assert f"its models are runs of their own: name one of those, as {final}" in capsys.readouterr().err
+    assert f"name one of them, such as {final}" in capsys.readouterr().err
     tuned = swept.path / "trials" / "tuning-plain-00-seed1000"
     assert call("evaluate", tuned) == 1
     assert (
@@ -103,44 +94,33 @@ def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, capsy
     )
 
 
-def test_the_test_text_is_measured_for_the_chosen_alone(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str]] = []
-    measure = outcome.measure
-
-    def watched(model: Any, corpus: Corpus, split: str, **options: Any) -> Any:
-        (running,) = [path for path in tmp_path.glob("*/trials/*") if not (path / "result.json").exists()]
-        seen.append((running.name, split))
-        return measure(model, corpus, split, **options)
-
-    monkeypatch.setattr(outcome, "measure", watched)
-    assert call("sweep", folder, *SMALL, "--steps", "2", "--quiet", "--runs", tmp_path) == 0
-    assert [name for name, split in seen if split == "test"] == ["final-plain-seed0", "final-hebbian-seed0"]
+def test_the_test_text_is_measured_for_the_chosen_alone(swept: Run) -> None:
+    """Every measurement of a text leaves a file with the losses of its words."""
+    measured = {path.parent.name for path in swept.path.glob("trials/*/test-words.npz")}
+    assert measured == {"final-plain-seed0", "final-hebbian-seed0"}
 
 
-def test_a_killed_sweep_goes_on_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
-    """Killed inside its third trial; what was stored is not made again, what was begun goes on."""
+def test_a_killed_sweep_goes_on_to_the_same_numbers(swept: Run, folder: Path, tmp_path: Path) -> None:
+    """The sweep is killed inside its third trial; finished trials are not repeated, the third one goes on."""
     options = [*SMALL, "--steps", "12", "--checkpoint-seconds", "0.1"]
     command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", "sweep", str(folder), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path / "a")], cwd=ROOT, env=environment) as process:
+    with subprocess.Popen([*command, "--quiet", "--runs", str(tmp_path)], cwd=ROOT, env=environment) as process:
         deadline = time.monotonic() + 120
-        while not list((tmp_path / "a").glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
+        while not list(tmp_path.glob("*/trials/tuning-hebbian-00-seed1000/checkpoint.pt")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    run = only(tmp_path / "a")
+    run = only(tmp_path)
     stored = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
     assert len(stored) == 2
     begun = open_run(run.path / "trials" / "tuning-hebbian-00-seed1000").load_checkpoint()
     assert begun is not None
     assert 0 < begun["step"] < 12
 
-    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path / "a") == 0
+    assert call("sweep", "corpus", "--resume", "--quiet", "--runs", tmp_path) == 0
     assert {path: path.stat().st_mtime_ns for path in stored} == stored
-    assert call("sweep", folder, *options, "--quiet", "--runs", tmp_path / "b") == 0
-    one, other = (without_times(result_of(only(tmp_path / name))["metrics"]["trials"]) for name in "ab")
+    one, other = (without_times(result_of(each)["metrics"]["trials"]) for each in (run, swept))
     assert one == other
 
 
@@ -165,21 +145,19 @@ def test_a_budget_stops_inside_a_trial_and_the_next_call_goes_on(
 def test_all_is_made_again_without_corpus_and_device(
     swept: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
+    run = unfinished(swept, tmp_path)
     (run.path / "perplexity.png").unlink()
-
-    def missing(*_: Any, **__: Any) -> Any:
-        raise AssertionError("neither is needed")
-
-    monkeypatch.setattr(word_trials, "load", missing)
-    monkeypatch.setattr(word_trials, "choose_device", missing)
-    monkeypatch.setattr(word_recipe, "draw_curves", draw_curves)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for path in run.path.rglob("*.json"):  # Neither the corpus nor the device that they name exists.
+        text = (
+            path.read_text().replace(run.settings["corpus"], "/nowhere").replace('"device": "cpu"', '"device": "cuda"')
+        )
+        path.write_text(text)
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
-    assert result_of(run) == result_of(swept)
+    assert result_of(run)["tables"] == result_of(swept)["tables"]
     drawn = (run.path / "perplexity.png").read_bytes()
     assert len(drawn) > 1000
-    # And from result.json alone, which is all that needs to travel.
+    # result.json alone is enough to draw the figure again.
     shutil.rmtree(run.path / "trials")
     (run.path / "perplexity.png").unlink()
     assert call("report", run.path) == 0
@@ -215,8 +193,7 @@ def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
 
 
 def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
+    run = unfinished(swept, tmp_path)
     stored = run.path / "trials" / "final-plain-seed0" / "result.json"
     content = json.loads(stored.read_bytes())
     content["metrics"]["trial"]["settings"]["hidden"] = 5
@@ -227,15 +204,16 @@ def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, capsys
 
 
 def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
-    """And not what the run was started with, which may have been another machine months ago."""
-    run = open_run(Path(shutil.copytree(swept.path, tmp_path / "run")))
-    (run.path / "result.json").unlink()
-    shutil.rmtree(run.path / "trials" / "final-hebbian-seed0")
+    """The run itself may have been started on another machine months ago."""
+    run = unfinished(swept, tmp_path, "final-hebbian-seed0")
     began = {"started": "2000-01-01T00:00:00+00:00", "versions": {"torch": "1.0"}, "hardware": {"gpus": ["other"]}}
     (run.path / "config.json").write_text(json.dumps({**run.config, **began}))
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
     made = open_run(run.path / "trials" / "final-hebbian-seed0").config
-    assert {**made["versions"], "commit": ""} == {**environment.versions(), "commit": ""}  # which may change meanwhile
+    assert {**made["versions"], "commit": ""} == {
+        **environment.versions(),
+        "commit": "",
+    }  # The commit may change meanwhile.
     assert made["hardware"] == environment.hardware()
     assert made["started"] >= swept.config["started"]
 

@@ -13,11 +13,13 @@ import torch
 
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.language.experiments.train import suggest
-from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import prepared_corpus
 from tests import ROOT
 from tests.lab.language.commands import FEW, SIZES, call, only
+from tests.lab.language.model.networks import out_of_memory, watch_lstm
 from tests.lab.language.toy import folder, prepared
 
 __all__ = ["folder"]
@@ -216,21 +218,19 @@ def test_a_checkpoint_of_other_settings_is_refused(copied: Run, capsys: pytest.C
     assert call("train", "corpus", "--resume", copied.path, "--quiet") == 1
     assert "does not fit" in error_of(capsys)
     assert call("evaluate", copied.path, "--quiet") == 1
-    assert re.search("is not of the settings in its config.json .*: put back the config.json", error_of(capsys))
+    assert re.search("is not of the settings in its config.json .*: restore the config.json", error_of(capsys))
 
 
 def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = Learner.step
-
-    def step_or_break(self: Learner, words: torch.Tensor, rate: float, memorizing: bool) -> torch.Tensor:
-        broken = step(self, words, rate, memorizing)
-        steps_taken.append(1)
-        return broken * float("nan") if len(steps_taken) == 6 else broken
+    class Breaking(WordLSTM):
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            steps_taken.append(1)
+            return super().forward(inputs, targets) * (float("nan") if len(steps_taken) == 6 else 1.0)
 
     steps_taken: list[int] = []
-    monkeypatch.setattr(Learner, "step", step_or_break)
+    monkeypatch.setitem(MODELS, "lstm", Breaking)
     assert call("train", folder, *FEW, "--checkpoint-seconds", "0", "--quiet", "--runs", tmp_path) == 1
     error = error_of(capsys)
     assert "loss became nan at or before step 6: start a new run with a lower learning rate" in error
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
     [
         (["train", "no-such-corpus"], "invalid choice"),
         (["train", "corpus"], "which corpus?"),
-        (["train", "zipf", "--tied", "perhaps"], "must be one of yes, no"),
+        (["train", "zipf", "--model", "perhaps"], "must be one of lstm"),
         (["train", "zipf", "--input-dropout", "1"], "below 1"),
         (["train", "zipf", "--epochs", "0"], "above 0"),
         (["train", "zipf", "--rule-scale", "much"], "must be a number"),
@@ -266,12 +266,10 @@ def test_bad_arguments_are_one_clear_line(
 def test_evaluate_on_a_device_too_small(
     trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-
-    monkeypatch.setattr("hebbian_softmax.lab.language.outcome.measure", refuse)
+    watch_lstm(monkeypatch, out_of_memory)
     assert call("evaluate", trained.path, "--quiet") == 1
-    assert "too small for reading a text: hebbian evaluate with fewer --streams, or --device cpu" in error_of(capsys)
+    message = "too small for reading a text: hebbian evaluate takes less with fewer --streams or --device cpu"
+    assert message in error_of(capsys)
 
 
 def test_evaluate_wants_a_language_model_with_a_checkpoint(
@@ -282,7 +280,7 @@ def test_evaluate_wants_a_language_model_with_a_checkpoint(
     assert "is finished and has no weights" in error_of(capsys)  # to go on with it would give none
     (copied.path / "result.json").unlink()
     assert call("evaluate", copied.path) == 1
-    assert "has no checkpoint yet: go on with it" in error_of(capsys)
+    assert "has no checkpoint yet: resume it" in error_of(capsys)
     config = json.loads((copied.path / "config.json").read_bytes())
     config["command"] = "compare longtail"
     (copied.path / "config.json").write_text(json.dumps(config))

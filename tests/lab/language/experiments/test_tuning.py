@@ -1,26 +1,99 @@
-"""What is chosen, and by what."""
+"""Which settings are tried, equally many for each head, and which of them are chosen."""
 
+import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
+from hebbian_softmax.lab.language.experiments.sweep import SweepSettings
+from hebbian_softmax.lab.language.experiments.tables import tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial, as_stored
 from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
     LITERAL,
-    PLAIN,
+    OF_A_TRIAL,
     SEED,
     best_of,
-    tabulate_tuning,
+    candidates,
+    grid_settings,
+    paper_rule,
+    paper_sweep,
+    rule_candidates,
+    subset,
     tune,
 )
-from hebbian_softmax.lab.language.settings import TrainSettings
+from hebbian_softmax.lab.language.names import PLAIN
+from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
 
+KIND = grid_settings(SweepSettings, TrainSettings)
 LSTMS: list[dict[str, Any]] = [{"hidden": hidden, "learning_rate": 0.1} for hidden in (8, 4, 16)]
 RULES = [{"limit": limit, "gamma": 0.1} for limit in (20, 5, 100)]
+
+
+def from_command_line(*words: str) -> Any:
+    parser = argparse.ArgumentParser()
+    add_options(parser, KIND)
+    return KIND(**given_options(parser.parse_args(list(words)), KIND))
+
+
+def test_the_paper_swept_96_lstms_and_9_rules() -> None:
+    settings = from_command_line()
+    lstms = candidates(settings, paper_sweep("paper"))
+    assert len(lstms) == len({tuple(each.items()) for each in lstms}) == 96
+    assert {each["hidden"] for each in lstms} == {1024, 2048, 4096}
+    assert {each["layers"] for each in lstms} == {1, 2}
+    assert {each["input_dropout"] for each in lstms} == {0, 0.1, 0.2, 0.3}
+    assert lstms[0] == {  # The paper selected this one.
+        "hidden": 2048, "layers": 1, "input_dropout": 0.3, "output_dropout": 0.0,
+        "layer_norm": "none", "tied": True, "learning_rate": PRESETS["paper"].learning_rate,
+    }  # fmt: skip
+    rules = candidates(settings, paper_rule("paper"))
+    assert len(rules) == 9
+    assert {each["limit"] for each in rules} == {100, 500, 1000}
+    assert {each["gamma"] for each in rules} == {0.05, 0.1, 0.25}
+    assert rules[0] == {"limit": 500, "gamma": 0.25}
+
+
+def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
+    settings = from_command_line("--hidden", "64", "--layers", "2", "--input-dropout", "0.5, 0.1,0.5", "--tied", "no")
+    found = candidates(settings, paper_sweep("small"))
+    assert {each["hidden"] for each in found} == {64}
+    assert [each["input_dropout"] for each in found] == [0.5, 0.5, 0.1, 0.1]
+    assert {each["layer_norm"] for each in found} == {"none", "output"}
+    assert from_values(KIND, vars(settings)) == settings  # A resumed run reads it so.
+    for words in (["--hidden", "64,many"], ["--layers", "1,3"], ["--gamma", "0.1,"]):
+        with pytest.raises(SystemExit):
+            from_command_line(*words)
+
+
+def test_all_other_options_of_a_training_are_there() -> None:
+    names = {field.name for field in fields(KIND)}
+    assert {field.name for field in fields(TrainSettings)} - names == set(OF_A_TRIAL) - {"preset"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 96])
+def test_a_subset_is_always_the_same_and_has_the_papers_choice(count: int) -> None:
+    grid = [{"number": number} for number in range(96)]
+    chosen = subset(grid, count)
+    assert chosen == subset(grid, count)
+    assert chosen[0] == grid[0]
+    assert len({each["number"] for each in chosen}) == count
+    assert [each["number"] for each in chosen] == sorted(each["number"] for each in chosen)
+
+
+@pytest.mark.parametrize(("count", "rules"), [(1, 9), (4, 9), (9, 9), (20, 9), (5, 1), (3, 2)])
+def test_the_rule_gets_as_many_settings_as_the_lstm(count: int, rules: int) -> None:
+    best = [{"hidden": number} for number in range(count)]
+    found = rule_candidates(best, [{"limit": number} for number in range(rules)], count)
+    assert len(found) == len({tuple(each.items()) for each in found}) == count
+    assert found[0] == {"hidden": 0, "limit": 0}
+    needed = -(-count // rules)  # An LSTM comes after all rules with a better LSTM.
+    assert {each["hidden"] for each in found} == set(range(needed))
 
 
 def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
@@ -44,7 +117,7 @@ def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
 
 
 class FakeBench:
-    """Trials whose test perplexity would choose the opposite of what the validation perplexity chooses."""
+    """A bench whose trials have test perplexities that would choose the opposite of the validation perplexities."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -56,7 +129,7 @@ class FakeBench:
         for trial in trials:
             settings = trial.settings
             valid = float(settings.hidden + (settings.limit if settings.head == "hebbian" else 0))
-            valid += 1000 * (settings.rate == "paper") * (settings.limit == 5)  # the literal rule likes another T
+            valid += 1000 * (settings.rate == "paper") * (settings.limit == 5)  # The literal rule needs another T.
             found.append(outcome_of(trial, valid, 10_000 - valid))
         self.outcomes += found
         return found
@@ -65,38 +138,40 @@ class FakeBench:
 def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     bench = FakeBench()
     base = TrainSettings(steps=20, seed=3)
-    chosen = tune(cast(Bench, bench), base, LSTMS, [LITERAL, CORRECTED], RULES, trials=3, share=0.5)
+    rows = tune(cast(Bench, bench), base, LSTMS, [LITERAL, CORRECTED], RULES, trials=3, share=0.5)
+    chosen = {row.short: row.settings for row in rows}
     assert (chosen["plain"].head, chosen["plain"].hidden) == ("plain", 4)
     assert (chosen["literal"].hidden, chosen["literal"].limit) == (4, 20)
     assert (chosen["corrected"].hidden, chosen["corrected"].limit) == (4, 5)
-    assert {each.seed for each in chosen.values()} == {3}  # the reported seeds come later, the tuning's is another
+    assert {each.seed for each in chosen.values()} == {3}  # The tuning has its own seed; those of the rows come later.
     assert {each.steps for each in chosen.values()} == {20}
     assert {trial.settings.seed for trial in bench.trials} == {SEED}
     assert {trial.settings.steps for trial in bench.trials} == {10}
-    counts = {title: sum(trial.title == title for trial in bench.trials) for title in ("literal rule", PLAIN)}
-    assert counts == {"literal rule": 3, PLAIN: 3}
-    assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN} == {"plain"}
+    counts = {title: sum(trial.title == title for trial in bench.trials) for title in ("literal rule", PLAIN.title)}
+    assert counts == {"literal rule": 3, PLAIN.title: 3}
+    assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN.title} == {"plain"}
     literal = next(trial.settings for trial in bench.trials if trial.title == "literal rule")
-    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", "no")
+    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", False)
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 
-    (table,) = tabulate_tuning(bench.outcomes)
+    (table,) = tuning_tables(bench.outcomes)
     assert len(table.rows) == 9
     marked = [row for row in table.rows if row[-1] == "chosen"]
-    assert [row[0] for row in marked] == [PLAIN, "literal rule", "corrected rule"]
+    assert [row[0] for row in marked] == [PLAIN.title, "literal rule", "corrected rule"]
     assert [row[-2] for row in marked] == [4.0, 24.0, 9.0]
     assert "3 settings each" in table.title
-    (single,) = tabulate_tuning([outcome for outcome in bench.outcomes if outcome.title == PLAIN][:1])
+    (single,) = tuning_tables([outcome for outcome in bench.outcomes if outcome.title == PLAIN.title][:1])
     assert single.title.startswith("Tuning: 1 setting each, ")
 
 
 def test_without_trials_the_papers_choice_is_taken() -> None:
     bench = FakeBench()
-    chosen = tune(cast(Bench, bench), TrainSettings(), LSTMS, [LITERAL], RULES, trials=0)
+    rows = tune(cast(Bench, bench), TrainSettings(), LSTMS, [LITERAL], RULES, trials=0)
+    chosen = {row.short: row.settings for row in rows}
     assert bench.trials == []
     assert chosen["plain"].hidden == chosen["literal"].hidden == 8
     assert chosen["literal"].limit == 20
-    assert tabulate_tuning([]) == []
+    assert tuning_tables([]) == []
 
 
 def test_what_is_not_finite_is_never_chosen() -> None:

@@ -1,6 +1,8 @@
 """A model with memories as the definitions read: one word after the other, dense softmaxes, a layer that is copied."""
 
+import copy
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,41 +10,50 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax.lab.language.learner import make_model
-from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.memory import Memories
+from hebbian_softmax.lab.language.model import LanguageModel
+from tests.closeness import FACTOR, ULPS
 from tests.lab.language.toy import WORDS, device, settings
 from tests.memory.oracles import cache_log_prob, mbpa_log_prob
 
 
-def model(**changes: Any) -> WordLSTM:
-    """With activations and rows far enough apart that it and its memories have something to say."""
+def model(**changes: Any) -> LanguageModel:
+    """Return a model whose activations and rows are far enough apart that memories make a difference."""
     made = make_model(settings(**changes), WORDS, hebbian=True, device=device())
     with torch.no_grad():
         made.head.weight.mul_(3)
-        assert made.projection is not None
         made.projection.mul_(4)
     return made.eval()
 
 
-def activations(model: WordLSTM, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, d) in float64, and the targets."""
+def exactly(model: LanguageModel) -> LanguageModel:
+    """Return the same model in float64."""
+    made = copy.deepcopy(model).double()
+    made.precision = torch.float64
+    return made
+
+
+def activations(model: LanguageModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return activations (T, d) in the model's precision, and the targets."""
     state, found = None, []
     for now, _ in pairwise(ids):
         with torch.no_grad():
             features, state = model.features(now.view(1, 1).long(), state)
-        found.append(features.view(-1).double())
+        found.append(features.view(-1))
     return torch.stack(found), ids[1:].long()
 
 
-def parts_of(model: WordLSTM, ids: Tensor, memories: Memories) -> dict[str, Tensor]:
-    """log p of every word under each part."""
+def parts_of(model: LanguageModel, ids: Tensor, memories: Memories) -> dict[str, Tensor]:
+    """Return log p of every word under each part, computed in the model's precision."""
     h, targets = activations(model, ids)
-    weight = model.head.weight.detach().double()
+    weight = model.head.weight.detach()
     parts = {"model": (h @ weight.T).log_softmax(1).gather(1, targets[:, None])[:, 0]}
-    if memories.cache is not None:
-        parts["cache"] = cache_log_prob(h, targets, memories.cache.size, memories.cache.theta)
-    if (mbpa := memories.mbpa) is not None:
-        head = nn.Linear(*reversed(weight.shape), bias=False, dtype=torch.float64)
+    if (cache := memories.of(CacheSettings)) is not None:
+        parts["cache"] = cache_log_prob(h, targets, cache.size, cache.theta).to(h.dtype)
+    if (mbpa := memories.of(MbpaSettings)) is not None:
+        head = nn.Linear(*reversed(weight.shape), bias=False, dtype=h.dtype)
         with torch.no_grad():
             head.weight.copy_(weight)
         options = {"neighbours": mbpa.neighbours, "steps": mbpa.steps, "learning_rate": mbpa.rate, "l2": mbpa.l2}
@@ -50,23 +61,33 @@ def parts_of(model: WordLSTM, ids: Tensor, memories: Memories) -> dict[str, Tens
     return parts
 
 
-def losses_of(parts: dict[str, Tensor], cache: CacheSettings | None, mbpa: MbpaSettings | None) -> list[float]:
-    """-log of (1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m; the share of an empty cache is the model's."""
+def losses_of(parts: dict[str, Tensor], memories: Memories) -> list[float]:
+    """Return -log of (1 − Σ λ) p + Σ λ p_memory; the share of an empty cache is the model's."""
     losses = []
     for t in range(len(parts["model"])):
-        terms = []
-        if cache is not None and not math.isnan(parts["cache"][t]):
-            terms.append((cache.share, math.exp(parts["cache"][t])))
-        if mbpa is not None:
-            terms.append((mbpa.share, math.exp(parts["mbpa"][t])))
+        given = {each.key: float(parts[each.key][t]) for each in memories.used}
+        terms = [(each.share, math.exp(given[each.key])) for each in memories.used if not math.isnan(given[each.key])]
         left = 1 - sum(share for share, _ in terms)
         losses.append(-math.log(left * math.exp(parts["model"][t]) + sum(share * p for share, p in terms)))
     return losses
 
 
-def perplexity_of(losses: list[float]) -> float:
+def perplexity_of(losses: Sequence[float]) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
-def literal_perplexity(model: WordLSTM, ids: Tensor, cache: CacheSettings | None, mbpa: MbpaSettings | None) -> float:
-    return perplexity_of(losses_of(parts_of(model, ids, Memories(cache, mbpa)), cache, mbpa))
+def tolerance(model: LanguageModel, ids: Tensor, *several: Memories) -> float:
+    """Return how far losses of words in float32 may be from the exact ones, by the rule of tests/closeness.py.
+
+    A mixture's loss errs by no more than the log-probabilities of its parts do, and the logarithm of a perplexity by no
+    more than the losses. `several` are memories whose float32 loops show the error of the parts.
+    """
+    allowed = 0.0
+    for memories in several:
+        rounded, exact = parts_of(model, ids, memories), parts_of(exactly(model), ids, memories)
+        for name, values in exact.items():
+            error = (rounded[name].double() - values).nan_to_num(0.0, 0.0, 0.0).abs().max()
+            size = values.nan_to_num(0.0, 0.0, 0.0).abs().max()
+            allowed = max(allowed, float(FACTOR * error + ULPS * torch.finfo(torch.float32).eps * size))
+    assert allowed < 1e-3
+    return allowed

@@ -8,32 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.language.memories import reading as memories_module
-from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.trained import load_trained
+from tests.closeness import assert_as_close
 from tests.lab.language.commands import FEW, call, only
-from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_of
+from tests.lab.language.memories.oracle import exactly, losses_of, parts_of, perplexity_of, tolerance
+from tests.lab.language.model.networks import out_of_memory, watch_lstm
 from tests.lab.language.toy import device, folder
 
 __all__ = ["folder"]
 
 SMALL = ["--quiet", "--cache", "--mbpa", "--cache-size", "20", "--cache-theta", "0.4"]
 SMALL += ["--mbpa-neighbours", "5", "--mbpa-share", "0.1", "--words", "0:9"]
-BOTH = Memories(CacheSettings(20, 0.4), MbpaSettings(20, 5, share=0.1))
-SWEEP = ["--quiet", "--sweep", "--sweep-thetas", "0.3,1", "--sweep-sizes", "10,30", "--sweep-cache-shares", "0.1,0.2"]
-SWEEP += [
-    "--sweep-neighbours",
-    "4,20",
-    "--sweep-rates",
-    "0.1,1",
-    "--sweep-l2",
-    "0.5",
-    "--sweep-mbpa-shares",
-    "0.05,0.1",
-]
-SWEEP += ["--two-step-words", "6"]
+CACHE = CacheSettings(20, 0.4)
+BOTH = Memories((CACHE, MbpaSettings(20, 5, share=0.1)))
+SWEEP = "--quiet --sweep --sweep-thetas 0.3,1 --sweep-sizes 10,30 --sweep-cache-shares 0.1,0.2 --sweep-neighbours 4,20"
+SWEEP = f"{SWEEP} --sweep-rates 0.1,1 --sweep-l2 0.5 --sweep-mbpa-shares 0.05,0.1 --two-step-words 6".split()
 VALID = ["--split", "valid", "--json", "--quiet", "--words", "0:5"]
 
 
@@ -67,17 +63,22 @@ def test_numbers_and_words_are_those_of_the_literal_loop(run: Run, capsys: pytes
     assert rows[2]["mbpa"] == {"size": 20, "neighbours": 5, "steps": 1, "rate": 0.3, "l2": 0.5, "share": 0.1}
     for split in ("valid", "test"):
         ids = there.corpus.splits[split]
-        parts = parts_of(there.models[""], ids, BOTH)
-        literal = [losses_of(parts, *each) for each in ((None, None), (BOTH.cache, None), (BOTH.cache, BOTH.mbpa))]
+        model = there.models[ONLY]
+        rounded, parts, allowed = (
+            parts_of(model, ids, BOTH),
+            parts_of(exactly(model), ids, BOTH),
+            tolerance(model, ids, BOTH),
+        )
+        literal = [losses_of(parts, each) for each in (ALONE, Memories((CACHE,)), BOTH)]
         with np.load(run.path / f"{split}-memory-words.npz") as words:
             assert words["ids"].tolist() == ids[1:].tolist()
             assert words["rows"].tolist() == ["alone", "+ cache", "+ cache + MbPA"]
-            np.testing.assert_allclose(words["nll"], literal, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(words["nll"], literal, rtol=0, atol=allowed)
             for part in ("model", "cache", "mbpa"):
-                np.testing.assert_allclose(words[part], -parts[part].numpy(), rtol=1e-4, atol=1e-5)
+                assert_as_close(torch.from_numpy(-words[part]), rounded[part], parts[part], part)
             assert str(words["corpus"]) == there.corpus.fingerprint
         for row, losses in zip(rows, literal, strict=True):
-            assert row["scores"][split]["perplexity"] == pytest.approx(perplexity_of(losses), rel=1e-5)
+            assert row["scores"][split]["perplexity"] == pytest.approx(perplexity_of(losses), rel=allowed)
 
 
 def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
@@ -138,8 +139,9 @@ def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pyte
     point = grid["mbpa"][-1]  # any will do
     cache = CacheSettings(point["cache_size"], point["cache_theta"], point["cache_share"])
     mbpa = MbpaSettings(**{key.removeprefix("mbpa_"): value for key, value in point.items() if "mbpa" in key})
-    parts = parts_of(there.models[""], there.corpus.splits["valid"], Memories(cache, mbpa))
-    assert point["perplexity"] == pytest.approx(perplexity_of(losses_of(parts, cache, mbpa)), rel=1e-5)
+    model, ids, memories = there.models[ONLY], there.corpus.splits["valid"], Memories((cache, mbpa))
+    expected = perplexity_of(losses_of(parts_of(exactly(model), ids, memories), memories))
+    assert point["perplexity"] == pytest.approx(expected, rel=tolerance(model, ids, memories))
     assert rows[1]["cache"]["theta"] == grid["chosen"]["cache"]["cache_theta"]
     assert rows[2]["mbpa"]["share"] == grid["chosen"]["last"]["mbpa_share"]
     assert set(rows[2]["scores"]) == {"valid", "test"}
@@ -151,18 +153,7 @@ def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pyte
 
 
 def test_a_sweep_of_the_cache_alone_and_of_validation_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "--sweep",
-        "--cache",
-        "--sweep-sizes",
-        "10,20",
-        "--split",
-        "valid",
-        "--json",
-        "--quiet",
-        "--words",
-        "0:5",
-    ]
+    options = ["--sweep", "--cache", "--sweep-sizes", "10,20", *VALID]
     assert call("evaluate", run.path, *options) == 0
     rows = json.loads(capsys.readouterr().out)["memories"]["model"]
     assert [row["name"] for row in rows] == ["alone", "+ cache"]
@@ -212,14 +203,13 @@ def test_bad_options_are_one_clear_line(
 ) -> None:
     """And are told before anything is read."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a text was read")
-
-    monkeypatch.setattr(memories_module, "stream", refuse)
+    read: list[Any] = []
+    watch_lstm(monkeypatch, lambda *arguments: read.append(arguments))
     before = sorted(path.name for path in trained.path.iterdir())
     assert call("evaluate", trained.path, *options.split(), "--quiet") in (1, 2)
     assert message in error_of(capsys)
     assert sorted(path.name for path in trained.path.iterdir()) == before
+    assert not read
 
 
 def test_grids_are_looked_at_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,13 +227,8 @@ def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]
 def test_a_device_too_small_leaves_the_run_as_it_was(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
-
     before = sorted(path.name for path in run.path.iterdir())
-    monkeypatch.setattr(memories_module.MbPA, "sequence_log_prob", refuse)
+    watch_lstm(monkeypatch, out_of_memory)
     assert call("evaluate", run.path, *SMALL) == 1
-    assert "too small for the model with its memories: give --workspace less" in error_of(capsys)
+    assert "too small for the model with its memories: give a smaller --workspace" in error_of(capsys)
     assert sorted(path.name for path in run.path.iterdir()) == before

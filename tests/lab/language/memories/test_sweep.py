@@ -1,5 +1,7 @@
 """Every point of a sweep is the literal loop's, the best is chosen on the validation text, parts are kept."""
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,23 @@ from torch import Tensor
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import TEMPORARY
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.memories import rows as rows_module
-from hebbian_softmax.lab.language.memories import sweep as memory_sweep
-from hebbian_softmax.lab.language.memories import two_steps
-from hebbian_softmax.lab.language.memories.grid import Grids, Point, at_edges
-from hebbian_softmax.lab.language.memories.reading import PIECES, CacheSettings, MbpaSettings, Memories
-from hebbian_softmax.lab.language.memories.rows import MemoryRows, memory_rows
-from hebbian_softmax.lab.language.memories.store import Store
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
-from tests.lab.language.memories.oracle import activations, losses_of, model, parts_of, perplexity_of
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings, TwoSteps, around
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Point
+from hebbian_softmax.lab.language.memories.settings import Grids, at_edges
+from hebbian_softmax.lab.language.memories.store import Store, digest
+from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows
+from hebbian_softmax.lab.language.model import LanguageModel
+from tests.closeness import assert_as_close
+from tests.lab.language.memories.oracle import (
+    activations,
+    exactly,
+    losses_of,
+    model,
+    parts_of,
+    perplexity_of,
+    tolerance,
+)
 from tests.lab.language.toy import corpus
 
 GRIDS = Grids(
@@ -41,50 +51,70 @@ def words() -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def network() -> WordLSTM:
+def network() -> LanguageModel:
     return model()
 
 
 @pytest.fixture(scope="module")
-def swept(network: WordLSTM, words: Corpus) -> MemoryRows:
+def swept(network: LanguageModel, words: Corpus) -> MemoryRows:
     return memory_rows(network, words, grids=GRIDS, quiet=True)
 
 
 class Literal:
-    """Perplexities of the validation text from loops, the parts of which are computed once."""
+    """Exact perplexities of a text from loops, each part of which is computed once."""
 
-    def __init__(self, network: WordLSTM, ids: Tensor) -> None:
-        self.network, self.ids, self.known = network, ids, {}
+    def __init__(self, network: LanguageModel, ids: Tensor) -> None:
+        self.network, self.ids, self.known = exactly(network), ids, {}
+        steep = MbpaSettings(15, 9, 2, 1.0, 0.1)
+        self.allowed = tolerance(network, ids[:40], Memories((CacheSettings(15, 0.5), steep)))
 
-    def parts(self, cache: CacheSettings | None, mbpa: MbpaSettings | None) -> dict[str, Tensor]:
-        keys = (replace(cache, share=0.0) if cache else None, None), (None, replace(mbpa, share=0.0) if mbpa else None)
-        found: dict[str, Tensor] = {}
-        for key in keys:
+    def perplexity(self, memories: Memories, part: slice = slice(None)) -> float:
+        parts: dict[str, Tensor] = {}
+        for each in memories.used or (None,):
+            key = None if each is None else each.with_share(0.0)
             if key not in self.known:
-                self.known[key] = parts_of(self.network, self.ids, Memories(*key))
-            found |= self.known[key]
-        return found
+                self.known[key] = parts_of(self.network, self.ids, Memories(() if key is None else (key,)))
+            parts |= self.known[key]
+        return perplexity_of(losses_of(parts, memories)[part])
 
-    def perplexity(self, cache: CacheSettings | None, mbpa: MbpaSettings | None, part: slice = slice(None)) -> float:
-        return perplexity_of(losses_of(self.parts(cache, mbpa), cache, mbpa)[part])
+    def approx(self, memories: Memories, part: slice = slice(None)) -> Any:
+        return pytest.approx(self.perplexity(memories, part), rel=self.allowed)
 
 
 @pytest.fixture(scope="module")
-def literal(network: WordLSTM, words: Corpus) -> Literal:
+def literal(network: LanguageModel, words: Corpus) -> Literal:
     return Literal(network, words.splits["valid"])
 
 
 def check(points: list[Point], literal: Literal, part: slice = slice(None)) -> None:
     for point in points:
-        expected = literal.perplexity(point.cache, point.mbpa, part)
-        assert point.perplexity == pytest.approx(expected, rel=1e-5), point
+        assert point.perplexity == literal.approx(point.memories, part), point
     assert [point.perplexity for point in points] == sorted(point.perplexity for point in points)
+
+
+def cache_of(point: Point) -> CacheSettings:
+    found = point.memories.of(CacheSettings)
+    assert found is not None
+    return found
+
+
+def mbpa_of(point: Point) -> MbpaSettings:
+    found = point.memories.of(MbpaSettings)
+    assert found is not None
+    return found
+
+
+def two_steps_of(found: MemoryRows) -> TwoSteps:
+    assert found.sweep is not None
+    two = found.sweep.refined["mbpa"]
+    assert isinstance(two, TwoSteps)
+    return two
 
 
 def test_every_cache_is_the_literal_loop(swept: MemoryRows, literal: Literal) -> None:
     assert swept.sweep is not None
-    points = list(swept.sweep.cache)
-    assert {(p.cache.theta, p.cache.size, p.cache.share) for p in points} == {
+    points = list(swept.sweep.points["cache"])
+    assert {(p.theta, p.size, p.share) for p in map(cache_of, points)} == {
         (theta, size, share) for theta in (0.5, 0.05) for size in (6, 15) for share in (0.1, 0.3)
     }
     assert len(points) == 8
@@ -93,137 +123,114 @@ def test_every_cache_is_the_literal_loop(swept: MemoryRows, literal: Literal) ->
 
 def test_every_mbpa_of_one_step_is_the_literal_loop(swept: MemoryRows, literal: Literal) -> None:
     assert swept.sweep is not None
-    points, best = list(swept.sweep.mbpa), swept.sweep.cache[0].cache
+    points, best = list(swept.sweep.points["mbpa"]), cache_of(swept.sweep.points["cache"][0])
     counts = {min(3, best.size), min(9, best.size)}  # K is at most n
-    seen = {
-        (p.cache.share, p.mbpa.neighbours, p.mbpa.rate, p.mbpa.share) for p in points if p.mbpa and p.mbpa.steps == 1
-    }
+    pairs = [(cache_of(point), mbpa_of(point)) for point in points]
+    seen = {(c.share, m.neighbours, m.rate, m.share) for c, m in pairs if m.steps == 1}
     assert seen == {(c, k, a, m) for c in (0.1, 0.3) for k in counts for a in (0.5, 0.1) for m in (0.05, 0.2)}
     assert len(points) == 16
-    assert {(p.cache.theta, p.cache.size, p.mbpa.size) for p in points if p.mbpa} == {
-        (best.theta, best.size, best.size)
-    }
+    assert {(c.theta, c.size, m.size) for c, m in pairs} == {(best.theta, best.size, best.size)}
     check(points, literal)
 
 
 def test_every_mbpa_of_two_steps_is_the_literal_loop_on_its_stretch(swept: MemoryRows, literal: Literal) -> None:
+    two = two_steps_of(swept)
     assert swept.sweep is not None
-    two = swept.sweep.two_steps
-    assert two is not None
-    best = swept.sweep.cache[0].cache
+    best = cache_of(swept.sweep.points["cache"][0])
     assert (two.first, two.last) == (best.size, best.size + 7)
     assert len(two.points) == 2 * 2 * 2 * 4
-    assert {(p.mbpa.steps, p.mbpa.l2) for p in two.points if p.mbpa} == {(2, 0.1), (2, 2.0)}
+    assert {(p.steps, p.l2) for p in map(mbpa_of, two.points)} == {(2, 0.1), (2, 2.0)}
     check(list(two.points), literal, slice(two.first, two.last))
     check([two.one_step], literal, slice(two.first, two.last))
-    assert two.one_step.mbpa is not None
-    assert two.one_step.mbpa.steps == 1
+    assert mbpa_of(two.one_step).steps == 1
     assert f"on predictions {two.first} to {two.last} of the validation text" in swept.sweep.notes[0]
 
 
-def test_what_is_held_of_a_stretch_is_itself_and_what_its_memory_needs(
-    network: WordLSTM, words: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_held_of_a_stretch_is_itself_and_what_its_memory_needs(network: LanguageModel, words: Corpus) -> None:
     ids = words.splits["valid"]
-    monkeypatch.setitem(PIECES, "cpu", 7)
-    h, targets = two_steps.around(network, ids, 10, 23)
-    expected, labels = activations(network, ids)
-    torch.testing.assert_close(h.double(), expected[10:23], rtol=1e-5, atol=1e-5)
+    h, targets = around(network, ids, 10, 23, piece=7)
+    (expected, labels), (exact, _) = activations(network, ids), activations(exactly(network), ids)
+    assert_as_close(h, expected[10:23], exact[10:23])
     assert targets.tolist() == labels[10:23].tolist()
 
 
 @pytest.mark.parametrize("many", [90, 10_000])
-def test_a_stretch_that_reaches_the_end(many: int, network: WordLSTM, words: Corpus, literal: Literal) -> None:
+def test_a_stretch_that_reaches_the_end(many: int, network: LanguageModel, words: Corpus, literal: Literal) -> None:
     one = replace(GRIDS, thetas=(0.5,), sizes=(15,), rates=(0.5,), neighbours=(9,), l2=(0.1,), two_step_words=many)
-    found = memory_rows(network, words, grids=one, splits=("valid",), quiet=True).sweep
-    assert found is not None
-    assert found.two_steps is not None
-    assert (found.two_steps.first, found.two_steps.last) == (max(0, 99 - many), 99)
-    check(list(found.two_steps.points), literal, slice(found.two_steps.first, 99))
+    found = two_steps_of(memory_rows(network, words, grids=one, splits=("valid",), quiet=True))
+    assert (found.first, found.last) == (max(0, 99 - many), 99)
+    check(list(found.points), literal, slice(found.first, 99))
 
 
-def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: WordLSTM, words: Corpus) -> None:
+def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: LanguageModel, words: Corpus) -> None:
     assert swept.sweep is not None
     memories = [row.memories for row in swept.rows]
-    assert memories[0] == Memories(None, None)
-    assert memories[1] == Memories(swept.sweep.cache[0].cache, None)
-    assert memories[2] == Memories(swept.sweep.chosen.cache, swept.sweep.chosen.mbpa)
+    assert memories == [ALONE, swept.sweep.points["cache"][0].memories, swept.sweep.chosen.memories]
     for split in ("valid", "test"):
         loop = Literal(network, words.splits[split])
         for row in swept.rows:
-            expected = loop.perplexity(row.memories.cache, row.memories.mbpa)
-            assert row.scores[split].perplexity == pytest.approx(expected, rel=1e-5)
+            assert row.scores[split].perplexity == loop.approx(row.memories)
     alone, cached, _ = (row.scores["valid"].perplexity for row in swept.rows)
-    assert cached == pytest.approx(swept.sweep.cache[0].perplexity)
+    assert cached == pytest.approx(swept.sweep.points["cache"][0].perplexity)
     assert cached < alone
 
 
 @pytest.mark.parametrize("in_time", [True, False])
 def test_two_steps_are_chosen_where_better_and_there_is_time(
-    in_time: bool, network: WordLSTM, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
+    in_time: bool, network: LanguageModel, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every look at the clock takes a moment, which is long enough that whole texts would take too long, or not."""
     slow = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(0.02,), neighbours=(9,), l2=(0.1,))
-    read = two_steps.read_stretch
-
-    def taking(*arguments: Any, **options: Any) -> dict[str, Tensor]:
-        seconds = torch.tensor(0.1 if in_time else 1e6, dtype=torch.float64)
-        return {**read(*arguments, **options), "seconds": seconds}
-
-    monkeypatch.setattr(two_steps, "read_stretch", taking)
+    ticks = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks) * (0.1 if in_time else slow.budget / 40))
     found = memory_rows(network, words, grids=slow, quiet=True)
     assert found.sweep is not None
-    two, chosen = found.sweep.two_steps, found.rows[-1].memories
-    assert two is not None
-    assert chosen.mbpa is not None
+    two, chosen = two_steps_of(found), found.rows[-1].memories
     assert two.points[0].perplexity < two.one_step.perplexity
-    assert chosen.mbpa.steps == (2 if in_time else 1)
+    assert mbpa_of(found.sweep.chosen).steps == (2 if in_time else 1)
     assert any("two on the whole texts would take" in note for note in found.sweep.notes) is not in_time
-    expected = literal.perplexity(chosen.cache, chosen.mbpa)
-    assert found.rows[-1].scores["valid"].perplexity == pytest.approx(expected, rel=1e-5)
-    expected = Literal(network, words.splits["test"]).perplexity(chosen.cache, chosen.mbpa)
-    assert found.rows[-1].scores["test"].perplexity == pytest.approx(expected, rel=1e-5)
+    assert found.rows[-1].scores["valid"].perplexity == literal.approx(chosen)
+    assert found.rows[-1].scores["test"].perplexity == Literal(network, words.splits["test"]).approx(chosen)
 
 
 @pytest.mark.parametrize("rate", [0.02, 1.0])
 def test_the_whole_validation_text_decides_between_one_step_and_two(
-    rate: float, network: WordLSTM, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
+    rate: float, network: LanguageModel, words: Corpus, literal: Literal, tmp_path: Path
 ) -> None:
     """A stretch that two steps know by heart says nothing of the rest: neither of the steps nor of their shares."""
     one = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(rate,), neighbours=(9,), l2=(0.1,))
-
-    def by_heart(*_: object) -> dict[str, Tensor]:
-        return {"mbpa": torch.zeros(one.two_step_words), "seconds": torch.zeros((), dtype=torch.float64)}
-
-    monkeypatch.setattr(two_steps, "read_stretch", by_heart)
-    found = memory_rows(network, words, grids=one, quiet=True)
+    by_heart = {"mbpa": torch.zeros(one.two_step_words), "seconds": torch.zeros((), dtype=torch.float64)}
+    store = Store(tmp_path, "", f"{digest(network)} {words.fingerprint}")
+    identity = {**MbpaSettings(15, 9, 2, rate, 0.1, 0.0).as_plain(), "first": 15, "last": 15 + one.two_step_words}
+    store.get("valid-two-steps-0", identity, lambda: by_heart)
+    found = memory_rows(network, words, grids=one, folder=tmp_path, quiet=True)
+    assert two_steps_of(found).points[0].perplexity < 1 / 0.2  # every word has MbPA's whole share
     every = {}
     for steps, l2 in ((1, 0.0), (2, 0.1)):
         for cache_share in one.cache_shares:
             for share in one.mbpa_shares:
                 pair = CacheSettings(15, 0.05, cache_share), MbpaSettings(15, 9, steps, rate, l2, share)
-                every[pair] = literal.perplexity(*pair)
+                every[pair] = literal.perplexity(Memories(pair))
     best = min(every, key=lambda pair: every[pair])
     assert best[1].steps == (2 if rate < 1 else 1)
-    assert (found.rows[-1].memories.cache, found.rows[-1].memories.mbpa) == best
-    assert found.rows[-1].scores["valid"].perplexity == pytest.approx(every[best], rel=1e-5)
+    assert found.rows[-1].memories.used == best
+    assert found.rows[-1].scores["valid"].perplexity == pytest.approx(every[best], rel=literal.allowed)
     assert found.sweep is not None
     assert any(note.startswith("On the whole validation text two steps reach") for note in found.sweep.notes)
 
 
-def test_without_time_two_steps_are_left_out_and_named(network: WordLSTM, words: Corpus, literal: Literal) -> None:
+def test_without_time_two_steps_are_left_out_and_named(network: LanguageModel, words: Corpus, literal: Literal) -> None:
     rows = memory_rows(network, words, grids=NO_TIME, quiet=True)
     found, chosen = rows.sweep, rows.rows[-1].memories
-    expected = literal.perplexity(chosen.cache, chosen.mbpa)
-    assert rows.rows[-1].scores["valid"].perplexity == pytest.approx(expected, rel=1e-5)
+    assert rows.rows[-1].scores["valid"].perplexity == literal.approx(chosen)
     assert found is not None
-    assert found.two_steps is not None
-    assert not found.two_steps.points
-    assert len(found.two_steps.left_out) == 8
+    assert not two_steps_of(rows).points
+    assert len(two_steps_of(rows).left_out) == 8
     assert "8 of 8 settings of two steps were left out" in " ".join(found.notes)
-    assert found.chosen == found.mbpa[0]
+    assert found.chosen == found.points["mbpa"][0]
 
 
-def test_the_choice_does_not_see_the_test_text(network: WordLSTM, words: Corpus, swept: MemoryRows) -> None:
+def test_the_choice_does_not_see_the_test_text(network: LanguageModel, words: Corpus, swept: MemoryRows) -> None:
     other = type(words)(**{**vars(words), "splits": {**words.splits, "test": words.splits["test"].flip(0)}})
     found = memory_rows(network, other, grids=GRIDS, quiet=True)
     assert [row.memories for row in found.rows] == [row.memories for row in swept.rows]
@@ -231,71 +238,65 @@ def test_the_choice_does_not_see_the_test_text(network: WordLSTM, words: Corpus,
     assert set(memory_rows(network, words, grids=NO_TIME, splits=("valid",), quiet=True).parts) == {"valid"}
 
 
-def test_the_cache_alone(network: WordLSTM, words: Corpus, swept: MemoryRows) -> None:
-    found = memory_rows(network, words, grids=GRIDS, mbpa=False, quiet=True)
+def test_the_cache_alone(network: LanguageModel, words: Corpus, swept: MemoryRows, literal: Literal) -> None:
+    found = memory_rows(network, words, grids=GRIDS, kinds=[CacheSettings], quiet=True)
     assert [row.memories for row in found.rows] == [row.memories for row in swept.rows[:2]]
     for split in ("valid", "test"):
         scores = [[row.scores[split].perplexity for row in rows] for rows in (found.rows, swept.rows[:2])]
-        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+        assert scores[0] == pytest.approx(scores[1], rel=literal.allowed)
     assert set(found.parts["test"]) == {"model", "cache"}
 
 
-def test_each_text_is_read_once_for_each_grid(
-    network: WordLSTM, words: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
+def watch(network: LanguageModel, patch: pytest.MonkeyPatch, hook: Callable[[int], object]) -> None:
+    """Call `hook` with the number of words each time the network reads some."""
+    features = network.features
 
-    def count(module: Any, name: str) -> None:
-        whole = getattr(module, name)
+    def watched(inputs: Tensor, state: Any = None) -> Any:
+        hook(len(inputs))
+        return features(inputs, state)
 
-        def counting(*arguments: Any, **options: Any) -> Any:
-            read.append(f"{name} {len(arguments[1])}")
-            return whole(*arguments, **options)
-
-        monkeypatch.setattr(module, name, counting)
-
-    count(memory_sweep, "read_cache_grid")
-    count(memory_sweep, "read_mbpa_grid")
-    count(rows_module, "read_parts")
-    memory_rows(network, words, grids=replace(GRIDS, two_step_words=0), quiet=True)
-    valid, test = len(words.splits["valid"]), len(words.splits["test"])
-    assert read == [f"read_cache_grid {valid}", f"read_mbpa_grid {valid}", f"read_parts {test}"]
+    patch.setattr(network, "features", watched)
 
 
-def stopped(*_: object, **__: object) -> None:
+def stopped(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_each_text_is_read_once_for_each_grid(
+    network: LanguageModel, words: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    watch(network, monkeypatch, read.append)
+    memory_rows(network, words, grids=replace(GRIDS, two_step_words=0), quiet=True)
+    valid, test = (len(words.splits[split]) - 1 for split in ("valid", "test"))
+    assert read == [valid, valid, test]  # the grid of the cache, that of MbPA, and what was chosen
+
+
 def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
-    network: WordLSTM, words: Corpus, swept: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: LanguageModel, words: Corpus, swept: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"grids": GRIDS, "folder": tmp_path / "parts", "prefix": "a-", "quiet": True}
+    reads = itertools.count()
     with monkeypatch.context() as patch:
-        patch.setattr(memory_sweep, "read_mbpa_grid", stopped)
+        watch(network, patch, lambda count: next(reads) and stopped())  # at the second grid
         with pytest.raises(KeyboardInterrupt):
             memory_rows(network, words, **options)
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["a-valid-cache-grid.npz"]
-    with monkeypatch.context() as patch:
-        patch.setattr(memory_sweep, "read_cache_grid", stopped)
-        first = memory_rows(network, words, **options)
+    first = memory_rows(network, words, **options)
     assert [row.as_plain() for row in first.rows] == [row.as_plain() for row in swept.rows]
-    with monkeypatch.context() as patch:
-        for module in (memory_sweep, two_steps):
-            patch.setattr(module, "pieces", stopped)
-        for module in (memory_sweep, rows_module):
-            patch.setattr(module, "read_parts", stopped)
-        again = memory_rows(network, words, **options)
-        assert [row.as_plain() for row in again.rows] == [row.as_plain() for row in first.rows]
-        # Other shares need no new products; another θ does.
-        memory_rows(network, words, **{**options, "grids": replace(GRIDS, cache_shares=(0.1, 0.2, 0.3))})
-        with pytest.raises(KeyboardInterrupt):
-            memory_rows(network, words, **{**options, "grids": replace(GRIDS, thetas=(0.5, 0.06))})
+    watch(network, monkeypatch, stopped)
+    again = memory_rows(network, words, **options)
+    assert [row.as_plain() for row in again.rows] == [row.as_plain() for row in first.rows]
+    # Other shares need no new products; another θ does.
+    memory_rows(network, words, **{**options, "grids": replace(GRIDS, cache_shares=(0.1, 0.2, 0.3))})
+    with pytest.raises(KeyboardInterrupt):
+        memory_rows(network, words, **{**options, "grids": replace(GRIDS, thetas=(0.5, 0.06))})
 
 
 def test_parts_of_another_model_or_damaged_ones_are_made_again(
-    network: WordLSTM, words: Corpus, tmp_path: Path
+    network: LanguageModel, words: Corpus, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"grids": GRIDS, "mbpa": False, "quiet": True}
+    options: dict[str, Any] = {"grids": GRIDS, "kinds": [CacheSettings], "quiet": True}
     expected = memory_rows(network, words, **options).rows[1].as_plain()
     other = model(seed=5)
     kept = memory_rows(other, words, folder=tmp_path, **options).rows[1].as_plain()
@@ -332,8 +333,8 @@ def test_two_steps_take_the_rates_next_to_the_best() -> None:
 
 
 def test_the_ends_of_grids_are_named() -> None:
-    point = Point(1.0, CacheSettings(5000, 0.3, 0.05), MbpaSettings(5000, 512, 1, 0.1, 0.0, 0.1))
+    point = Point(1.0, Memories((CacheSettings(5000, 0.3, 0.05), MbpaSettings(5000, 512, 1, 0.1, 0.0, 0.1))))
     (sentence,) = at_edges(point, Grids())
     ends = "θ = 0.3 (highest), the cache's λ = 0.05 (lowest), K = 512 (lowest), MbPA's λ = 0.1 (highest)"
     assert sentence.endswith(f": {ends}.")
-    assert at_edges(Point(1.0, CacheSettings(5000, 0.2, 0.1)), Grids()) == []
+    assert at_edges(Point(1.0, Memories((CacheSettings(5000, 0.2, 0.1),))), Grids()) == []

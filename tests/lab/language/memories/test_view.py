@@ -8,11 +8,14 @@ import torch
 from matplotlib.image import imread
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.memories.reading import CacheSettings, MbpaSettings, Memories, mixture
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, mixture
 from hebbian_softmax.lab.language.memories.view import MOST, Word, choose_stretch, draw, view
 
 CACHE = CacheSettings(5, 0.3, 0.2)
-BOTH = Memories(CACHE, MbpaSettings(5, 3, share=0.1))
+MBPA = MbpaSettings(5, 3, share=0.1)
+BOTH = Memories((CACHE, MBPA))
 INF, NAN = -math.inf, math.nan
 
 
@@ -33,10 +36,10 @@ def test_what_each_part_gave() -> None:
     assert [word.word for word in words] == WORDS
     expected = [(0.45, 0.0, 0.05), (0.175, 0.0, 0.05), (0.0875, 0.1, 0.05), (0.07, 0.18, 0.01)]
     for word, (model, cache, mbpa), loss in zip(words, expected, mixture(PARTS, BOTH).tolist(), strict=True):
-        assert (word.model, word.cache, word.mbpa) == pytest.approx((model, cache, mbpa))
+        assert word.parts == pytest.approx({"model": model, "cache": cache, "mbpa": mbpa})
         assert word.mixture == pytest.approx(math.exp(-loss))
-    only = view(PARTS, Memories(None, None), torch.tensor([0, 1, 2, 3]), WORDS, (1, 3))
-    assert [(word.position, word.model, word.cache) for word in only] == [
+    only = view(PARTS, ALONE, torch.tensor([0, 1, 2, 3]), WORDS, (1, 3))
+    assert [(word.position, word.parts["model"], word.parts["cache"]) for word in only] == [
         (1, pytest.approx(0.25), 0.0),
         (2, pytest.approx(0.125), 0.0),
     ]
@@ -56,7 +59,7 @@ def test_the_stretch_where_the_cache_helped_most() -> None:
             for start in range(50 - size + 1)
         ]
         assert (first, last) == (gains.index(max(gains)), gains.index(max(gains)) + size)
-    mbpa = Memories(None, BOTH.mbpa)
+    mbpa = Memories((MBPA,))
     gain = (0.9 * parts["model"].exp() + 0.1 * parts["mbpa"].exp()).log() - parts["model"]
     assert choose_stretch(parts, mbpa, 1)[0] == int(gain.argmax())
 
@@ -78,6 +81,7 @@ def orange(words: list[Word]) -> int:
 def test_any_words_can_be_drawn(count: int) -> None:
     """Words in scripts that the font lacks and with signs of formulas; nothing is a warning."""
     without, half = (
-        orange([Word(at, WORDS[at % 4], 0.1, 0.1, cache, 0.0) for at in range(count)]) for cache in (0.0, 0.1)
+        orange([Word(at, WORDS[at % 4], 0.1, {"model": 0.1, "cache": cache, "mbpa": 0.0}) for at in range(count)])
+        for cache in (0.0, 0.1)
     )
     assert half > without + 500 * count

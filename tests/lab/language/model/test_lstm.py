@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.lab.language.model.layer_norm_lstm import LayerNormLSTM
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model.base import NetworkOptions
+from hebbian_softmax.lab.language.model.lstm import LayerNormLSTM, WordLSTM
 
 WORDS, FEATURES, HIDDEN = 13, 4, 6
 
 
 def make(**options: Any) -> WordLSTM:
     head = HebbianSoftmax(options.pop("features", FEATURES), WORDS, gamma=0.1, limit=5)
-    return WordLSTM(head, **{"memorizes": False, "hidden": HIDDEN, **options})
+    given = {name: options.pop(name) for name in ("memorizes", "precision") if name in options}
+    return WordLSTM(head, NetworkOptions(HIDDEN, **options), **{"memorizes": False, **given})
 
 
 def words(time: int = 5, batch: int = 3) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hebbian_softmax.lab.language.names import HEBBIAN
 from hebbian_softmax.lab.language.report import curves
 from hebbian_softmax.lab.language.report.curves import below_from, draw_curves, mean_curve, points
 from hebbian_softmax.lab.report.figures import Panel
@@ -38,7 +39,7 @@ def test_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "line_figure", lambda panels, **_: drawn.extend(panels))
     rare = "hebbian_valid_perplexity_<100"
     logs = {"one": [log(100.0, 10.0, 9.0), log(100.0, 12.0, 9.0)], "two": [log(50.0, name=rare)]}
-    draw_curves(logs, {"two": "hebbian_"})
+    draw_curves(logs, {"two": HEBBIAN})
     everything, rarest = drawn
     (one, two), (none, other) = everything.lines, rarest.lines
     assert (one.label, list(one.x), list(one.y)) == ("one", [1.0, 2.0, 3.0], [100.0, 11.0, 9.0])

@@ -8,6 +8,7 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.report import gains
 from hebbian_softmax.lab.language.report.gains import Words, change_by_word, changes_of, tabulate_changes, vocabulary_of
 from tests.lab.language.toy import corpus, prepared
@@ -56,17 +57,17 @@ def test_sums_and_counts_are_those_of_a_loop() -> None:
 def test_only_the_same_text_is_compared(tmp_path: Path) -> None:
     ids, nll = np.array([1, 2, 1], np.int32), np.ones(3, np.float32)
     first = run_with(tmp_path, "a", nll, ids)
-    found = changes_of(first, "", run_with(tmp_path, "b", nll * 3, ids), "", "test")
+    found = changes_of(first, ONLY, run_with(tmp_path, "b", nll * 3, ids), ONLY, "test")
     assert found is not None
     assert found.total == {1: 4.0, 2: 2.0}
-    assert changes_of(first, "", run_with(tmp_path, "b", nll, ids), "", "valid") is None
+    assert changes_of(first, ONLY, run_with(tmp_path, "b", nll, ids), ONLY, "valid") is None
     for other in (run_with(tmp_path, "c", nll, ids, "other"), run_with(tmp_path, "d", nll, ids[::-1] + 1)):
         with pytest.raises(LabError, match="are of different texts"):
-            changes_of(first, "", other, "", "test")
+            changes_of(first, ONLY, other, ONLY, "test")
     damaged = run_with(tmp_path, "e", nll, ids)
     (damaged.path / "test-words.npz").write_bytes(b"PK damaged")
     with pytest.raises(LabError, match="evaluate that run again"):
-        changes_of(first, "", damaged, "", "test")
+        changes_of(first, ONLY, damaged, ONLY, "test")
 
 
 def test_the_vocabulary_is_found_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""What the paper's tables say of language models (tables 1 and 2), to stand beside what is measured here."""
+"""The numbers for language models in the paper's tables 1 and 2, shown beside those measured here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIKITEXT_TABLE: Mapping[str, tuple[float | None, float | None]] = {
@@ -14,38 +14,45 @@ WIKITEXT_TABLE: Mapping[str, tuple[float | None, float | None]] = {
     "LSTM + Hebbian + Cache + MbPA": (29.0, 29.2),
 }
 """Table 1: validation and test perplexity on WikiText-103."""
+ALL = "all"
+COLUMNS = (">10K", "1K–10K", "100–1K", "<100", ALL)
+"""The columns of table 2: frequency buckets by their names in `BUCKETS`, then all words."""
 
 
 @dataclass(frozen=True)
-class FrequencyRows:
-    """Test perplexity by training frequency, in the order of `BUCKETS`, then of all words; as the paper writes it."""
+class FrequencyRow:
+    """A row of table 2: test perplexity by column, as the paper prints it."""
 
-    name: str
-    softmax: tuple[str, str, str, str, str]
-    hebbian: tuple[str, str, str, str, str]
+    title: str
+    cells: Mapping[str, str]
 
     @property
-    def totals(self) -> tuple[float, float]:
-        """Of all words, plain and Hebbian."""
-        return float(self.softmax[-1]), float(self.hebbian[-1])
+    def total(self) -> float:
+        """The perplexity of all words."""
+        return float(self.cells[ALL])
 
 
-FREQUENCY_TABLE: Mapping[str, FrequencyRows] = {
-    "wikitext-103": FrequencyRows(
+def _rows(corpus: str, softmax: Sequence[str], hebbian: Sequence[str]) -> tuple[FrequencyRow, FrequencyRow]:
+    return (
+        FrequencyRow(f"paper, {corpus}, softmax", dict(zip(COLUMNS, softmax, strict=True))),
+        FrequencyRow(f"paper, {corpus}, Hebbian softmax", dict(zip(COLUMNS, hebbian, strict=True))),
+    )
+
+
+FREQUENCY_TABLE: Mapping[str, tuple[FrequencyRow, FrequencyRow]] = {
+    "wikitext-103": _rows(
         "WikiText-103", ("12.1", "2.2e2", "1.2e3", "9.7e3", "36.4"), ("12.1", "1.8e2", "7.6e2", "5.2e3", "34.3")
     ),
-    "gutenberg": FrequencyRows(
+    "gutenberg": _rows(
         "Gutenberg", ("19.0", "9.8e2", "6.9e3", "8.6e4", "47.9"), ("18.1", "9.4e2", "6.6e3", "5.9e4", "45.5")
     ),
-    "gigaword": FrequencyRows(
-        "GigaWord", ("39.4", "6.5e3", "3.7e4", "-", "53.5"), ("33.2", "3.2e3", "1.6e4", "-", "43.7")
-    ),
+    "gigaword": _rows("GigaWord", ("39.4", "6.5e3", "3.7e4", "-", "53.5"), ("33.2", "3.2e3", "1.6e4", "-", "43.7")),
 }
-"""Table 2."""
+"""Table 2: the rows of the plain and of the Hebbian softmax, by corpus."""
 STAND_INS = {"wikitext-2": "wikitext-103", "reuters": "gigaword"}
-"""Corpora that can be had, and the paper's that they are nearest to."""
+"""Freely available corpora, and the paper's corpora that are most like them."""
 
 
-def paper_rows(corpus: str) -> FrequencyRows | None:
-    """The paper's numbers for a corpus by its name, or for the one it stands in for."""
-    return FREQUENCY_TABLE.get(STAND_INS.get(corpus, corpus))
+def paper_corpus(corpus: str) -> str:
+    """Return the paper's corpus that `corpus` is compared with: itself, or the one it stands in for."""
+    return STAND_INS.get(corpus, corpus)

@@ -5,39 +5,49 @@ weights, on the same batches with the same dropout, for the same number of steps
 """
 
 import argparse
+import contextlib
+import gc
+import importlib.util
 import json
 import math
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hebbian_softmax.lab.base.devices import choose_device
-from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
-from hebbian_softmax.lab.base.runs import Run, open_run
+from hebbian_softmax.lab.base.runs import Run, open_run, to_json
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
-from hebbian_softmax.lab.language.board import board
-from hebbian_softmax.lab.language.deterministic import deterministic
-from hebbian_softmax.lab.language.evaluation import Score
-from hebbian_softmax.lab.language.outcome import NAMES, TEXTS, as_plain, draw, measure_all, tabulate
-from hebbian_softmax.lab.language.plan import make_plan
-from hebbian_softmax.lab.language.progress import WordsProgress
-from hebbian_softmax.lab.language.report.curves import CAPTION
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.evaluation import Score, Scores, as_plain, measure_all, tabulate, word_losses
+from hebbian_softmax.lab.language.learner import WARM_UP, deterministic
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
+from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
-from hebbian_softmax.lab.language.task import WordTask, make_windows
+from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 
+STEPS_FILE = "plan.json"
+BOARD_FOLDER = "tensorboard"
+WARM_STEPS = WARM_UP + 1  # on a GPU the last of them captures a CUDA graph
+SAMPLE = 2000  # words from which the time of the final measurement is estimated
+RESERVE = 0.97  # share of --max-seconds that is planned; the rest is for checkpoints
+
 
 def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-    """Settle the number of steps, train, measure."""
+    """Train the models of a run on the corpus called `name`, measure them, and return the result and its figures."""
     began = time.monotonic()
     device = choose_device(settings.device)
     corpus = load(name, settings, quiet)
@@ -46,10 +56,10 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
     def make_task(steps: int) -> WordTask:
         return WordTask(corpus, settings, heads, steps=steps, device=device)
 
-    with deterministic(settings.deterministic == "yes"), board(run, settings.tensorboard) as logged:
-        plan = make_plan(run, settings, make_windows(corpus, settings, "cpu"), make_task, began)
-        task, steps = make_task(plan.steps), plan.steps
-        plan.keep(run)  # now that all is known to fit together
+    with deterministic(settings.deterministic), board(run, settings.tensorboard) as logged:
+        steps = settle_steps(run, corpus, settings, make_task, began)
+        task = make_task(steps)
+        keep_steps(run, steps)  # only now, when everything is known to fit together
         seconds = train(
             task,
             run,
@@ -61,7 +71,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
             show=partial(WordsProgress, step_words=task.step_words),
             logged=logged,
         )
-        models = {prefix: learner.model for prefix, learner in task.learners.items()}
+        models = {model: learner.model for model, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
     records = run.records()
     result = Result(
@@ -83,34 +93,168 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
     return result, {"perplexity.png": draw(records, list(heads))}
 
 
-def summarize(
-    scores: Mapping[str, Mapping[str, Score]], task: WordTask, seconds: float, last: Mapping[str, Any]
-) -> str:
-    """What was seen, in plain sentences, whichever side it favours."""
+def settle_steps(
+    run: Run, corpus: Corpus, settings: Settings, make_task: Callable[[int], WordTask], began: float
+) -> int:
+    """Return the number of steps: the one that the run folder keeps, or else the one that the settings ask for.
+
+    Learning rates depend on this number, so it must not change when a run is resumed. With --max-seconds it follows
+    from a measurement with models that are thrown away; `began` is when the time started.
+    """
+    ranks = current_ranks()
+    if ranks.any((run.path / STEPS_FILE).exists())[0]:
+        return kept_steps(run)
+    if not settings.max_seconds:
+        return steps_of(corpus, settings)
+    speed = measure_speed(make_task(1), settings, began)
+    gc.collect()  # frees these models before the real ones are made
+    steps = affordable_steps(settings, speed) if ranks.first else 0
+    return int(ranks.shared(str(steps)))  # each process has measured another speed
+
+
+def keep_steps(run: Run, steps: int) -> None:
+    """Fix the number of steps of a run."""
+    if current_ranks().first:
+        write_atomic(run.path / STEPS_FILE, (to_json({"steps": steps}, indent=2) + "\n").encode())
+
+
+def kept_steps(run: Run) -> int:
+    """Return the number of steps that was fixed for a run."""
+    path = run.path / STEPS_FILE
+    try:
+        steps = json.loads(path.read_bytes())["steps"]
+        if type(steps) is not int or steps < 1:
+            raise ValueError("its number of steps is not a positive whole number")
+        return steps
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(f"{path} is damaged ({reason(error)}): start a new run") from error
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The seconds that the parts of a run take, once the device is warm."""
+
+    step: float
+    evaluation: float
+    final: float
+    spent: float
+    """The time since the start of the run, including this measurement."""
+
+
+def measure_speed(task: WordTask, settings: Settings, began: float, sample: int = SAMPLE) -> Speed:
+    """Train, evaluate and measure with `task`, whose weights are of no use afterwards.
+
+    Reading a text is timed on its first `sample` words.
+    """
+
+    def finish() -> None:
+        if task.windows.device.type == "cuda":
+            torch.cuda.synchronize(task.windows.device)
+
+    def seconds_a_word(split: str, streams: int) -> float:
+        ids = task.corpus.splits[split][: sample + 1]
+        since = time.monotonic()
+        for learner in task.learners.values():
+            word_losses(learner.model, ids, streams=min(streams, len(ids) - 1))
+        return (time.monotonic() - since) / (len(ids) - 1)
+
+    for _ in range(WARM_STEPS):
+        task.train_step()
+    finish()
+    least = min(5.0, settings.max_seconds / 20)
+    since, steps = time.monotonic(), 0
+    while steps < WARM_STEPS or current_ranks().any(time.monotonic() - since < least)[0]:
+        task.train_step()
+        steps += 1
+        if steps % 10 == 0:
+            finish()  # otherwise the host could run seconds ahead of the device
+    finish()
+    step = (time.monotonic() - since) / steps
+    # A GPU compiles kernels for each of the two ways to read a text. That time must not count for every evaluation.
+    for streams in (settings.valid_streams, 1):
+        seconds_a_word("valid", streams)
+    since = time.monotonic()
+    task.evaluate()
+    evaluation = time.monotonic() - since
+    final = sum(seconds_a_word(split, 1) * (len(task.corpus.splits[split]) - 1) for split in FINAL[settings.final])
+    return Speed(step, evaluation, final, time.monotonic() - began)
+
+
+def affordable_steps(settings: Settings, speed: Speed) -> int:
+    """Return the number of steps that fit into --max-seconds beside everything else."""
+    evaluations = settings.evaluations * speed.evaluation
+    rest = RESERVE * settings.max_seconds - speed.spent - speed.final - evaluations
+    if rest < speed.step:
+        raise LabError(
+            f"--max-seconds {settings.max_seconds:g} is too short: the preparation took {speed.spent:.1f} s, "
+            f"a step takes {speed.step:.2g} s, {settings.evaluations} evaluations {evaluations:.1f} s, "
+            f"the final measurement {speed.final:.1f} s: give more time, fewer --evaluations or --final none"
+        )
+    return int(rest / speed.step)
+
+
+@contextlib.contextmanager
+def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
+    """Yield a function that writes a record of the log for TensorBoard, or None if nothing is to be written."""
+    installed = importlib.util.find_spec("tensorboard") is not None
+    if wanted == "yes" and not installed:
+        raise LabError("--tensorboard yes needs TensorBoard: pip install 'hebbian-softmax[tensorboard]'")
+    if wanted == "no" or not installed:
+        yield None
+        return
+    writer: Any = None
+
+    def write(record: Mapping[str, Any]) -> None:
+        nonlocal writer
+        if writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A resumed run writes the records after its checkpoint again, so the older ones are dropped.
+            writer = SummaryWriter(str(run.path / BOARD_FOLDER), purge_step=record["step"])
+        for name, value in record.items():
+            if name != "step":
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def draw(records: Sequence[Mapping[str, Any]], names: Sequence[ModelName]) -> bytes:
+    """Draw the learning curves of a run, one line for each of its models."""
+    labels = {"this run" if name == ONLY else name.title: name for name in names}
+    return draw_curves({label: [records] for label in labels}, labels)
+
+
+def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str, Any]) -> str:
+    """Say what was seen in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
     words += f", {task.steps / task.windows.epoch_steps:.2g} epochs of the text"
-    if "" in scores:
-        kind = "Hebbian" if task.learners[""].model.memorizes else "plain"
+    if ONLY in scores:
+        kind = "Hebbian" if task.learners[ONLY].model.memorizes else "plain"
         sentences = [f"A {kind} softmax, trained for {words}, in {seconds:.0f} s."]
         sentences += [
-            f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[""].items()
+            f"Perplexity {each.perplexity:.2f} on the {TEXTS[split]} text." for split, each in scores[ONLY].items()
         ]
     else:
         sentences = [f"Both were trained for {words}."]
-        for split, plain in scores["plain_"].items():
-            hebbian = scores["hebbian_"][split]
+        for split, plain in scores[PLAIN].items():
+            hebbian = scores[HEBBIAN][split]
             sentences.append(
                 f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
-                f"Hebbian softmax {hebbian.perplexity:.2f}; {_of_rarest(plain, hebbian)}."
+                f"Hebbian softmax {hebbian.perplexity:.2f}; {_rarest(plain, hebbian)}."
             )
     if not any(scores.values()):
-        values = {prefix: f"{last.get(f'{prefix}valid_perplexity', math.nan):.2f}" for prefix in scores}
-        seen = [f"{NAMES[prefix]} {value}" if prefix else value for prefix, value in values.items()]
+        values = {name: f"{last.get(f'{name.log_prefix}valid_perplexity', math.nan):.2f}" for name in scores}
+        seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
 
 
-def _of_rarest(plain: Score, hebbian: Score) -> str:
+def _rarest(plain: Score, hebbian: Score) -> str:
     for bucket in reversed(plain.bucket_perplexity):
         one, other = plain.bucket_perplexity[bucket], hebbian.bucket_perplexity[bucket]
         if one is not None and other is not None:
@@ -119,13 +263,13 @@ def _of_rarest(plain: Score, hebbian: Score) -> str:
 
 
 def suggest(name: str, settings: Settings, steps: int) -> list[str]:
-    """Commands worth trying next; what they do not vary stays as it was in this run of `steps` steps."""
+    """Return commands that are worth trying next; each varies one thing of this run of `steps` steps."""
     verb = "train" if isinstance(settings, TrainSettings) else "compare"
     variations = [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
-    if isinstance(settings, TrainSettings) and settings.head == "plain":  # which the rule's options do not change
+    if isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
         variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
     else:
-        literal = replace(settings, rule_scale="1", center="no", rate="paper")
+        literal = replace(settings, rule_scale="1", center=False, rate="paper")
         later = replace(settings, start=min(500, steps // 4))
         variations += [
             (literal, "the paper's literal rule"),
@@ -139,7 +283,7 @@ def suggest(name: str, settings: Settings, steps: int) -> list[str]:
 
 
 class WordsRecipe(Recipe):
-    """A recipe that several processes can carry out together, as torchrun starts them."""
+    """A recipe that several processes can carry out together when torchrun starts them."""
 
     def execute(self, arguments: argparse.Namespace) -> int:
         with joined(arguments.device or "auto") as ranks:
@@ -149,11 +293,11 @@ class WordsRecipe(Recipe):
         return train_and_measure(self.name, run, settings, quiet)
 
     def folder_name(self, settings: Any) -> str:
-        """The corpus's, which for one's own is its name or that of its folder, whatever the name is linked to here."""
+        """Return the corpus's name; that of a folder is the folder's own name, even if it is a link to another one."""
         return Path(os.path.abspath(settings.corpus)).name or self.name if self.name == FOLDER else self.name
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
-        """Open the run and tell the other ranks where it is, or that there is none."""
+        """Open the run and tell the other processes where it is, or that there is none."""
         path = None
         try:
             given = given_options(arguments, self.settings)
@@ -166,7 +310,7 @@ class WordsRecipe(Recipe):
         return run, settings
 
     def _follow(self, ranks: Ranks) -> int:
-        """The part of a rank that writes nothing: the run is the first rank's."""
+        """Do the part of a process that writes nothing, because the first process writes the run folder."""
         path = json.loads(ranks.shared(None))
         if path is None:
             return 1
@@ -180,8 +324,8 @@ class WordsRecipe(Recipe):
 
 
 WHAT = {
-    "train": "Trains an LSTM language model with a Hebbian or a plain softmax on",
-    "compare": "Trains the same LSTM language model twice, with a plain and with a Hebbian softmax, on",
+    "train": "Trains a language model with a Hebbian or a plain softmax on",
+    "compare": "Trains the same language model twice, with a plain and with a Hebbian softmax, on",
 }
 RECIPES = [
     WordsRecipe(

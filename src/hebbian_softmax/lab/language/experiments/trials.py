@@ -1,14 +1,13 @@
-"""Many trainings of language models, one after another; each is a run folder of `hebbian train` inside the recipe's.
+"""Many trainings of language models, one after another.
 
-A finished trial is kept with all that tables and figures need, and is never made again. A trial that was stopped goes
-on from its checkpoint. The corpus is opened once, and not at all where every trial is stored.
+Each trial has a run folder of `hebbian train` inside the folder of the experiment. A finished trial is stored with
+everything that tables and figures need, and is never trained again. A trial that was stopped goes on from its
+checkpoint. The corpus is opened once, and not at all if every trial is stored.
 """
 
 import gc
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,35 +19,36 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.devices import choose_device
-from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
+from hebbian_softmax.lab.base.errors import DivergedError, LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
-from hebbian_softmax.lab.base.training import Interrupted, first_nonfinite, train
+from hebbian_softmax.lab.base.settings import from_values
+from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.deterministic import deterministic
-from hebbian_softmax.lab.language.evaluation import perplexity
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
-from hebbian_softmax.lab.language.outcome import as_plain, measure_all, tabulate, words_file
-from hebbian_softmax.lab.language.progress import WordsProgress
+from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.learner import deterministic
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.settings import TrainSettings
-from hebbian_softmax.lab.language.source import load
-from hebbian_softmax.lab.language.task import WordTask, make_windows
+from hebbian_softmax.lab.language.source import heads_of, load
+from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
 FOLDER = "trials"
 SPLITS = {"tuning": (), "final": ("valid", "test")}
-"""What the end of a trial is measured on. Tuning goes by the validation perplexity of the log, and not by the test."""
+"""The texts on which a trained model is measured. Tuning goes by the validation perplexity in the log alone."""
 
 WordSets = Mapping[str, Tensor]
-"""By name, for each word of the vocabulary whether it belongs to the set (bool)."""
-Measure = Callable[[WordLSTM, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
-"""Measures a trained model together with something else: by name the perplexity of each split, and what else is to be
-known of it. It is given the trial's folder, to keep things in, and whether to be quiet."""
+"""Sets of words by name: for each word of the vocabulary, whether it belongs to the set (bool)."""
+Measure = Callable[[LanguageModel, Corpus, Path, bool], Mapping[str, Mapping[str, Any]]]
+"""Measures a trained model with additions such as memories. Returns, by the name of each addition, the perplexity of
+each split and what else is worth keeping. The arguments after the corpus are the trial's folder, where it may keep
+files, and whether to be quiet."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training. `part` is tuning or final; trials with the same part and title are one row of a table."""
+    """One training. `part` is tuning or final; trials with the same part and title share a row of a table."""
 
     part: str
     short: str
@@ -57,13 +57,13 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Its folder's."""
+        """The name of the trial's folder."""
         return f"{self.part}-{self.short}-seed{self.settings.seed}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a finished trial, as result.json has it."""
+    """Everything that is kept about a finished trial, as result.json stores it."""
 
     name: str
     part: str
@@ -82,14 +82,14 @@ class Outcome:
 
     @property
     def valid(self) -> float:
-        """The validation perplexity of the last evaluation: what is tuned by."""
+        """The validation perplexity at the last evaluation, by which settings are chosen."""
         last = self.curve[-1].get("valid_perplexity") if self.curve and not self.diverged else None
         return math.inf if last is None else float(last)
 
 
 @dataclass
 class Bench:
-    """Carries trials out in the folder of `run`, on the corpus that `name` and a trial's settings stand for."""
+    """Performs trials in the folder of `run`, on the corpus that `hebbian train` calls `name`."""
 
     run: Run
     name: str
@@ -97,22 +97,25 @@ class Bench:
     deadline: float | None = None
     quiet: bool = False
     sets: Callable[[Corpus], WordSets] = field(default=lambda corpus: {})
-    more: Sequence[Measure] = ()
+    measures: Sequence[Measure] = ()
     hint: str = ""
-    """What to do where the corpus is missing."""
+    """Advice that is added to the error when the corpus is missing."""
     outcomes: list[Outcome] = field(default_factory=list)
-    """Of all trials so far, in the order they were asked for."""
+    """The outcomes of all trials so far, in the order in which they were asked for."""
     _opened: tuple[Corpus, WordSets] | None = None
 
     def do(self, trials: Sequence[Trial]) -> list[Outcome]:
-        """The outcomes of all trials: those stored, and the others after carrying them out."""
+        """Return the outcomes of all trials; train those that are not stored yet.
+
+        Raises OutOfTimeError when the deadline passes during a training; that trial can go on later.
+        """
         found = []
         for number, trial in enumerate(trials, start=1):
-            outcome = self._stored(trial) or self._carry_out(trial, f"{trial.name}, {number} of {len(trials)}")
+            outcome = self._stored(trial) or self._new(trial, f"{trial.name}, {number} of {len(trials)}")
             if self.outcomes and self.outcomes[0].corpus["fingerprint"] != outcome.corpus["fingerprint"]:
                 raise LabError(
-                    f"{self._folder(trial)} is of other words than {self._folder(self.outcomes[0])}: "
-                    "put the corpus back as it was and delete that folder, or start a new run"
+                    f"{self._folder(trial)} was trained on other words than {self._folder(self.outcomes[0])}: "
+                    "restore the corpus and delete that folder, or start a new run"
                 )
             found.append(outcome)
             self.outcomes.append(outcome)
@@ -122,6 +125,7 @@ class Bench:
         return self.run.path / FOLDER / trial.name
 
     def _stored(self, trial: Trial) -> Outcome | None:
+        """Return the outcome of a finished trial, or None if the trial is not finished."""
         folder = self._folder(trial)
         if not (folder / "result.json").exists():
             return None
@@ -129,21 +133,20 @@ class Bench:
         assert result is not None
         try:
             outcome = Outcome(**result.metrics["trial"])
-            if outcome.settings != as_stored(trial.settings) or outcome.title != trial.title:
-                raise ValueError("it is of a trial with other settings")
+            if not same_settings(outcome.settings, trial.settings) or outcome.title != trial.title:
+                raise ValueError("it belongs to a trial with other settings")
         except (KeyError, TypeError, ValueError) as error:
-            raise LabError(f"{folder} cannot be used ({reason(error)}): delete it to make that trial again") from error
-        self._drop_checkpoint(trial)  # in case the process ended just before it could
+            raise LabError(f"{folder} cannot be used ({reason(error)}): delete it to repeat that trial") from error
+        self._drop_checkpoint(trial)  # The process may have ended just before it could.
         return outcome
 
-    def _carry_out(self, trial: Trial, label: str) -> Outcome:
+    def _new(self, trial: Trial, label: str) -> Outcome:
+        """Train, measure and store a trial."""
         settings, device = trial.settings, choose_device(self.device)
         corpus, sets = self._corpus(settings)
-        steps = settings.steps or max(1, round(settings.epochs * make_windows(corpus, settings, "cpu").epoch_steps))
-        with deterministic(settings.deterministic == "yes"):
-            task = WatchedTask(
-                corpus, settings, {"": settings.head == "hebbian"}, steps=steps, device=device, deadline=self.deadline
-            )
+        steps = steps_of(corpus, settings)
+        with deterministic(settings.deterministic):
+            task = WordTask(corpus, settings, heads_of(settings), steps=steps, device=device)
             run = self._open(trial)
             with run.held():
                 seconds, diverged = self._train(task, run, label)
@@ -165,55 +168,49 @@ class Bench:
                     diverged=diverged,
                     curve=run.records(),
                 )
-                outcome = self._measure_and_keep(trial, outcome, task, run, sets)
+                outcome = self._measure_and_store(trial, outcome, task, run, sets)
         self._drop_checkpoint(trial)
         del task
-        gc.collect()  # this model goes before the next one comes
+        gc.collect()  # The memory of this model must be free before the next model needs its own.
         if device.type == "cuda":
             torch.cuda.empty_cache()
         return outcome
 
-    def _train(self, task: "WatchedTask", run: Run, label: str) -> tuple[float, bool]:
-        """The seconds it took, and whether it came to numbers that are not finite: an outcome as any other."""
-        settings = task.settings
+    def _train(self, task: WordTask, run: Run, label: str) -> tuple[float, bool]:
+        """Return the seconds that the training took, and whether its numbers became infinite or nan."""
         began = time.monotonic()
         try:
             seconds = train(
                 task,
                 run,
                 steps=task.steps,
-                evaluate_every=-(-task.steps // settings.evaluations),
-                checkpoint_seconds=settings.checkpoint_seconds,
+                evaluate_every=-(-task.steps // task.settings.evaluations),
+                checkpoint_seconds=task.settings.checkpoint_seconds,
+                deadline=self.deadline,
                 label=label,
                 quiet=self.quiet,
                 show=partial(WordsProgress, step_words=task.step_words),
             )
-        except Interrupted as stop:
-            if task.late:
-                raise OutOfTimeError from stop
-            raise
-        except LabError:
-            if task.finite():
-                raise
+        except DivergedError:
             return time.monotonic() - began, True
         return seconds, False
 
-    def _measure_and_keep(self, trial: Trial, outcome: Outcome, task: WordTask, run: Run, sets: WordSets) -> Outcome:
-        """Measure on what this part of trials may see, and write the trial's result.json."""
-        corpus, model = task.corpus, task.learners[""].model
+    def _measure_and_store(self, trial: Trial, outcome: Outcome, task: WordTask, run: Run, sets: WordSets) -> Outcome:
+        """Measure the model on the texts that this part of the trials may see, and write the trial's result.json."""
+        corpus, model = task.corpus, task.learners[ONLY].model
         splits = () if outcome.diverged else SPLITS[trial.part]
-        scores = measure_all({"": model}, corpus, splits, run, quiet=self.quiet)
+        scores = measure_all({ONLY: model}, corpus, splits, run, quiet=self.quiet)
         more: dict[str, Mapping[str, Any]] = {}
-        for measure in self.more if splits else ():
+        for measure in self.measures if splits else ():
             more |= measure(model, corpus, run.path, self.quiet)
-        kept = {split: of_sets(run.path / words_file("", split), sets) for split in splits if sets}
-        outcome = replace(outcome, scores=as_plain(scores)["model"], sets=kept, more=more)
-        summary = f"{trial.title}: {outcome.steps:,} steps of a recipe's trial {trial.name}."
-        summary += " Its numbers ceased to be finite." if outcome.diverged else ""
+        kept = {split: score_sets(run.path / words_file(ONLY, split), sets) for split in splits if sets}
+        outcome = replace(outcome, scores=as_plain(scores)[ONLY.key], sets=kept, more=more)
+        summary = f"{trial.title}: {outcome.steps:,} steps of the trial {trial.name}."
+        summary += " Its numbers became infinite or nan." if outcome.diverged else ""
         record = asdict(outcome)
         metrics = {"scores": as_plain(scores), "trial": record}
         save_result(run, Result(trial.title, summary, metrics, tabulate(scores, corpus), [], []), {})
-        return Outcome(**json.loads(to_json(record)))  # as it will be read, when a run is resumed
+        return Outcome(**json.loads(to_json(record)))  # A resumed run reads the same values from the file.
 
     def _corpus(self, settings: TrainSettings) -> tuple[Corpus, WordSets]:
         if self._opened is None:
@@ -221,11 +218,11 @@ class Bench:
                 corpus = load(self.name, settings, self.quiet)
             except LabError as error:
                 raise LabError(f"{error}{self.hint}") from error
-            self._opened = corpus, self.sets(corpus)  # now: what a corpus lacks is told before hours of work
+            self._opened = corpus, self.sets(corpus)  # A corpus without the needed sets is refused before training.
         return self._opened
 
     def _open(self, trial: Trial) -> Run:
-        """The run folder of a trial, new or begun before."""
+        """Return the run folder of a trial, a new one or one that was begun before."""
         folder = self._folder(trial)
         config = config_now(f"train {self.name}", asdict(trial.settings))
         try:
@@ -235,38 +232,18 @@ class Bench:
         if not (folder / "config.json").exists():
             write_atomic(folder / "config.json", (to_json(config, indent=2) + "\n").encode())
         run = open_run(folder)
-        if run.settings != as_stored(trial.settings):
-            raise LabError(f"{folder} is of a trial with other settings: delete it to make that trial again")
+        if not same_settings(run.settings, trial.settings):
+            raise LabError(f"{folder} belongs to a trial with other settings: delete it to repeat that trial")
         return run
 
     def _drop_checkpoint(self, trial: Trial) -> None:
-        """Nobody asks for the weights of the tuning, and there are many. Final models are kept."""
+        """Delete the weights of a tuning trial: there are many, and nobody needs them. Final models are kept."""
         if trial.part == "tuning":
             (self._folder(trial) / "checkpoint.pt").unlink(missing_ok=True)
 
 
-class WatchedTask(WordTask):
-    """Stops the loop in an orderly way when the time is up, and knows whether its numbers are still finite."""
-
-    def __init__(self, *arguments: Any, deadline: float | None, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.deadline, self.late = deadline, False
-        self._losses: dict[str, Tensor] = {}
-
-    def train_step(self) -> dict[str, Tensor]:
-        self._losses = super().train_step()
-        over = self.deadline is not None and time.monotonic() > self.deadline and self.step < self.steps
-        if over and not self.late and threading.current_thread() is threading.main_thread():
-            self.late = True
-            signal.raise_signal(signal.SIGTERM)  # which the loop takes as a wish to save and stop
-        return self._losses
-
-    def finite(self) -> bool:
-        return first_nonfinite([self._losses, self.learners[""].model.state_dict()]) is None
-
-
-def of_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
-    """Predictions and perplexity of the words of each set, from the losses kept of every word."""
+def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
+    """Return how many words of each set were predicted, and their perplexity, from the stored losses of all words."""
     import numpy as np
 
     with np.load(path) as words:
@@ -282,6 +259,16 @@ def of_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
 
 
 def as_stored(settings: TrainSettings) -> dict[str, Any]:
-    """As JSON gives them back."""
+    """Return settings as they are read back from JSON."""
     stored: dict[str, Any] = json.loads(to_json(asdict(settings)))
     return stored
+
+
+def same_settings(stored: Mapping[str, Any], settings: TrainSettings) -> bool:
+    """Return whether stored settings have the same meaning, also where an older version wrote them differently."""
+    if stored == as_stored(settings):
+        return True
+    try:
+        return bool(from_values(type(settings), stored) == settings)
+    except ValueError:
+        return False

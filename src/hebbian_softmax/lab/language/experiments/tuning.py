@@ -1,48 +1,196 @@
-"""Tuning of language models: the LSTM with a plain softmax, then the rule on top of it, each as often.
+"""Tuning of language models: which settings are tried, and which of them are chosen.
 
-What is chosen has the lowest validation perplexity of the last evaluation. The seed of the tuning is none of those
-reported, and no trial of it is measured on the test text.
+The paper sweeps the LSTM first (section 4.2), then T and γ of the rule with the best LSTM (4.2, WikiText-103). Here the
+LSTM is tuned with a plain softmax and each rule on top of it, all with equally many trials. The paper's own choice
+comes first in every grid, so it is among the settings tried however few they are. The setting chosen is the one with
+the lowest validation perplexity at the last evaluation. The tuning has a seed of its own, and none of its trials is
+measured on the test text.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar, cast
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.experiments.grids import LSTM, RULE, Candidate, rule_candidates, subset
+from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
-from hebbian_softmax.lab.language.settings import TrainSettings
-from hebbian_softmax.lab.report.tables import Cell, Table
+from hebbian_softmax.lab.language.names import PLAIN
+from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
+
+S = TypeVar("S")
+Grid = Mapping[str, Sequence[Any]]
+"""The values to try of some settings, by name."""
+Candidate = dict[str, Any]
+"""One value of each of these settings, by name."""
 
 SEED = 1000
-NAMES = {
-    "hidden": "hidden",
-    "layers": "layers",
-    "input_dropout": "input dropout",
-    "output_dropout": "output dropout",
-    "layer_norm": "layer norm",
-    "tied": "tied",
-    "learning_rate": "learning rate",
-    "limit": "T",
-    "gamma": "γ",
-}
-PLAIN = "plain softmax"
+LSTM = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
+RULE = ("limit", "gamma")
+USUAL = "usual"
+"""The word on the command line that stands for the experiment's own grid."""
+OF_A_TRIAL = ("preset", "head", "final", "max_seconds", "seed", "tensorboard")
+"""Options of `hebbian train` that an experiment decides for each of its trials."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A way of memorising that gets a row of its own: the settings that make it."""
+    """A variant of the Hebbian rule with a row of its own in the tables, and the settings that define it."""
 
     short: str
     title: str
     settings: Mapping[str, Any]
 
 
-LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": "no"})
-"""The paper's Algorithm 1 as it stands."""
-CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": "yes"})
-"""With the project's scale and centre, and a count that includes the batch."""
+LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": False})
+"""The paper's Algorithm 1 as printed."""
+CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": True})
+"""The rule with this project's scale and centre, and with a count that includes the batch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of final models: its name in folders, its title in tables, and its settings apart from the seed."""
+
+    short: str
+    title: str
+    settings: TrainSettings
+
+    @property
+    def plain(self) -> bool:
+        return self.settings.head == "plain"
+
+    def varied(self, short: str, title: str, **changes: Any) -> "Row":
+        """Return this row with other values of some settings, under a longer name."""
+        return Row(f"{self.short}-{short}", f"{self.title}, {title}", replace(self.settings, **changes))
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], str]:
+    """Return a parser of values separated by commas, which also accepts the word `usual`.
+
+    >>> several(float)("0.1,0.10,2"), several(float)("usual")
+    ('0.1,2.0', 'usual')
+    """
+
+    def parse_all(text: str) -> str:
+        if text == USUAL:
+            return text
+        return ",".join(dict.fromkeys(as_text(parse(part.strip())) for part in text.split(",")))
+
+    return parse_all
+
+
+def as_text(value: Any) -> str:
+    """Return a setting's value as the command line and the tables show it.
+
+    >>> as_text(True), as_text(0.5)
+    ('yes', '0.5')
+    """
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def grid_settings(
+    own: type[S], trained: type[TrainSettings], left_out: Collection[str] = (), **defaults: Any
+) -> type[S]:
+    """Extend the settings class `own` by the options of `hebbian train`; those that are tuned take several values.
+
+    Args:
+        own: the experiment's own settings.
+        trained: the settings of one training, whose fields are added.
+        left_out: fields of `trained` that the experiment decides itself.
+        defaults: other defaults for fields of `own`.
+    """
+    fields: list[tuple[str, Any, Any]] = []
+    taken = {*OF_A_TRIAL, *left_out}
+    for field in dataclasses.fields(cast(Any, own)):
+        taken.add(field.name)
+        if field.name in defaults:
+            fields.append((field.name, field.type, setting(defaults[field.name], **field.metadata)))
+    for field in dataclasses.fields(trained):
+        if field.name in taken:
+            continue
+        if field.name in LSTM + RULE:
+            help = f"{field.metadata['help']}: one, or several separated by commas"
+            fields.append((field.name, str, setting(USUAL, help, several(field.metadata["parse"]))))
+        else:
+            fields.append((field.name, field.type, setting(field.default, **field.metadata)))
+    return cast(type[S], dataclasses.make_dataclass(own.__name__, fields, bases=(own,), frozen=True))
+
+
+def base_settings(settings: object, trained: type[TrainSettings], preset: str, **more: Any) -> TrainSettings:
+    """Return the settings that all trials share, from an experiment's settings; `more` overrides them."""
+    names = [field.name for field in dataclasses.fields(trained) if field.name not in LSTM + RULE]
+    given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    return trained(**{**given, "preset": preset, "tensorboard": "no", "final": "none", **more})
+
+
+def paper_sweep(preset: str) -> Grid:
+    """Return the paper's 96 LSTMs; a smaller preset tries half, once and twice its own number of units.
+
+    Layer norm is applied to the LSTM's output; inside the cell (`--layer-norm none,cell`) it is much slower.
+    """
+    sizes = PRESETS[preset]
+    return {
+        "hidden": (sizes.hidden, sizes.hidden // 2, 2 * sizes.hidden),
+        "layers": (1, 2),
+        "input_dropout": (0.3, 0.2, 0.1, 0.0),
+        "output_dropout": (0.0,),
+        "layer_norm": ("none", "output"),
+        "tied": (True, False),
+        "learning_rate": (sizes.learning_rate,),
+    }
+
+
+def around_choice(preset: str) -> Grid:
+    """Return the LSTM that the paper chose, with learning rates around the preset's, as the paper names none."""
+    sizes = PRESETS[preset]
+    return {
+        "hidden": (sizes.hidden,),
+        "layers": (1,),
+        "input_dropout": (0.3, 0.2, 0.1),
+        "output_dropout": (0.0,),
+        "layer_norm": ("none",),
+        "tied": (True,),
+        "learning_rate": (sizes.learning_rate, sizes.learning_rate / 2, 2 * sizes.learning_rate),
+    }
+
+
+def paper_rule(preset: str) -> Grid:
+    """Return T × γ of section 4.2; a smaller preset sees fewer words, so it tries smaller T."""
+    if preset == "paper":
+        return {"limit": (500, 100, 1000), "gamma": (0.25, 0.1, 0.05)}
+    return {"limit": (20, 5, 100), "gamma": (0.05, 0.1, 0.25)}
+
+
+def candidates(settings: object, grid: Grid) -> list[Candidate]:
+    """Return all combinations of a grid, with the values from the command line where `settings` has some."""
+    parsers = {field.name: field.metadata["parse"] for field in dataclasses.fields(TrainSettings)}
+    values = [
+        usual if (given := getattr(settings, name)) == USUAL else [parsers[name](part) for part in given.split(",")]
+        for name, usual in grid.items()
+    ]
+    return [dict(zip(grid, combination, strict=True)) for combination in product(*values)]
+
+
+def subset(grid: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the first and `count` - 1 others, always the same ones, in the order of the grid."""
+    if count >= len(grid):
+        return list(grid)
+    others = random.Random(0).sample(range(1, len(grid)), count - 1)
+    return [grid[number] for number in (0, *sorted(others))]
+
+
+def rule_candidates(best: Sequence[Candidate], grid: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return `count` settings of a rule: on the best LSTM first, then on the next best.
+
+    `best` are the LSTMs that were tried with a plain softmax, the best one first.
+    """
+    if count <= len(grid):
+        return [{**best[0], **each} for each in subset(grid, count)]
+    return [{**lstm, **each} for lstm in best for each in grid][:count]
 
 
 def tune(
@@ -54,84 +202,60 @@ def tune(
     *,
     trials: int,
     share: float = 1.0,
-) -> dict[str, TrainSettings]:
-    """The settings chosen for the plain softmax and for each rule, by short name.
+) -> list[Row]:
+    """Return the rows chosen for the plain softmax and for each rule.
 
-    Each gets as many trials: `trials`, or all of the LSTMs where those are fewer. With 0 nothing is tried, and the
-    first of each grid is taken. `share` shortens the trials.
+    Each of them gets equally many trials: `trials`, or one for each LSTM where there are fewer LSTMs. With `trials` 0
+    nothing is tried, and the first candidate of each grid is taken. A trial takes `share` of the training steps.
     """
+
+    def row(rule: Rule | None, candidate: Candidate) -> Row:
+        if rule is None:
+            return Row(PLAIN.key, PLAIN.title, replace(base, head="plain", **candidate))
+        return Row(rule.short, rule.title, replace(base, head="hebbian", **rule.settings, **candidate))
+
     if not trials:
-        choice = {**lstms[0], **rule_grid[0]}
-        chosen = {"plain": replace(base, head="plain", **lstms[0])}
-        return chosen | {rule.short: replace(base, head="hebbian", **rule.settings, **choice) for rule in rules}
-    tried = subset(lstms, trials)
+        return [row(None, lstms[0]), *(row(rule, {**lstms[0], **rule_grid[0]}) for rule in rules)]
+    steps = max(1, round(base.steps * share)) if base.steps else 0
 
-    def trial(short: str, title: str, number: int, settings: Mapping[str, Any]) -> Trial:
-        length = {"epochs": base.epochs * share, "steps": max(1, round(base.steps * share)) if base.steps else 0}
-        return Trial("tuning", f"{short}-{number:02}", title, replace(base, **{**settings, **length, "seed": SEED}))
-
-    plain = bench.do([trial("plain", PLAIN, n, {"head": "plain", **each}) for n, each in enumerate(tried)])
-    order = sorted(range(len(tried)), key=lambda number: plain[number].valid)
-    chosen = {"plain": replace(base, head="plain", **tried[best_of(plain)])}
-    ruled = rule_candidates([tried[number] for number in order], rule_grid, len(tried))
-    for rule in rules:
-        outcomes = bench.do(
+    def try_all(rows: Sequence[Row]) -> list[Outcome]:
+        return bench.do(
             [
-                trial(rule.short, rule.title, n, {"head": "hebbian", **rule.settings, **each})
-                for n, each in enumerate(ruled)
+                Trial(
+                    "tuning",
+                    f"{each.short}-{number:02}",
+                    each.title,
+                    replace(each.settings, epochs=base.epochs * share, steps=steps, seed=SEED),
+                )
+                for number, each in enumerate(rows)
             ]
         )
-        chosen[rule.short] = replace(base, head="hebbian", **rule.settings, **ruled[best_of(outcomes)])
+
+    tried = subset(lstms, trials)
+    rows = [row(None, each) for each in tried]
+    plain = try_all(rows)
+    chosen = [rows[best_of(plain)]]
+    order = sorted(range(len(tried)), key=lambda number: plain[number].valid)
+    ruled = rule_candidates([tried[number] for number in order], rule_grid, len(tried))
+    for rule in rules:
+        rows = [row(rule, each) for each in ruled]
+        chosen.append(rows[best_of(try_all(rows))])
     return chosen
 
 
 def best_of(outcomes: Sequence[Outcome]) -> int:
-    """The index of the lowest validation perplexity, the first of equal ones."""
+    """Return the index of the lowest validation perplexity, the first one among equals."""
     best = min(range(len(outcomes)), key=lambda number: outcomes[number].valid)
     if math.isinf(outcomes[best].valid):
         raise LabError(
-            f"every trial of {outcomes[best].title} ({len(outcomes)} in all) ceased to have finite numbers: "
+            f"the numbers of every trial of {outcomes[best].title} ({len(outcomes)} in all) became infinite or nan: "
             "start a new run with lower values of --learning-rate"
         )
     return best
 
 
-def by_title(outcomes: Sequence[Outcome], part: str) -> dict[str, list[Outcome]]:
-    """The trials of a part, row by row of its table."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.part == part:
-            groups.setdefault(outcome.title, []).append(outcome)
-    return groups
-
-
-def tabulate_tuning(outcomes: Sequence[Outcome]) -> list[Table]:
-    """All trials of the tuning and which were chosen; no table where nothing was tuned."""
-    groups = by_title(outcomes, "tuning")
-    if not groups:
-        return []
-    tried = [outcome for group in groups.values() for outcome in group]
-    varied = [name for name in LSTM + RULE if len({outcome.settings[name] for outcome in tried}) > 1]
-    rows: list[list[Cell]] = []
-    for title, group in groups.items():
-        best = best_of(group)
-        for number, outcome in enumerate(group):
-            cells: list[Cell] = [str(outcome.settings[name]) for name in varied]
-            if outcome.settings["head"] == "plain":
-                cells = [None if name in RULE else cell for name, cell in zip(varied, cells, strict=True)]
-            valid = "not finite" if math.isinf(outcome.valid) else outcome.valid
-            rows.append([title, *cells, valid, "chosen" if number == best else ""])
-    counts = {len(group) for group in groups.values()}
-    many = f"{min(counts)} setting{'' if counts == {1} else 's'} each" if len(counts) == 1 else f"{len(tried)} settings"
-    title = f"Tuning: {many}, {tried[0].steps:,} steps, seed {SEED}, chosen by the validation text"
-    return [Table(title, ["tried", *(NAMES[name] for name in varied), "validation perplexity", ""], rows)]
-
-
-def tabulate_settings(outcomes: Sequence[Outcome]) -> Table:
-    """What the rows reported were trained with."""
-    rows: list[list[Cell]] = []
-    for title, group in by_title(outcomes, "final").items():
-        settings = group[0].settings
-        values = [None if name in RULE and settings["head"] == "plain" else str(settings[name]) for name in NAMES]
-        rows.append([title, *values, group[0].steps])
-    return Table("Settings of the rows", ["", *NAMES.values(), "steps"], rows)
+def final_trials(rows: Sequence[Row], seeds: int) -> list[Trial]:
+    """Return each row's trials from seeds 0, 1, …, seed by seed, so that a budget leaves whole comparisons."""
+    return [
+        Trial("final", row.short, row.title, replace(row.settings, seed=seed)) for seed in range(seeds) for row in rows
+    ]

@@ -1,4 +1,4 @@
-"""What was computed for a sweep, kept in a folder, so that a repeated or stopped sweep does not begin again."""
+"""A folder that keeps what a sweep has computed, so that a repeated or stopped sweep does not begin again."""
 
 import hashlib
 import json
@@ -13,21 +13,23 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import cannot_write, remove_temporary, write_atomic
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import LanguageModel
 
 
 @dataclass(frozen=True)
 class Store:
-    """Arrays of one model on one corpus. Without a folder nothing is kept."""
+    """The arrays of one model on one corpus. Without a folder nothing is kept."""
 
     folder: Path | None
-    prefix: str = ""  # of the file names: which model
-    identity: str = ""  # of the model and the corpus
+    prefix: str = ""
+    """The beginning of the file names, which says which model the arrays are of."""
+    identity: str = ""
+    """A text that differs for other weights and for another corpus."""
 
     def get(
         self, name: str, settings: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """The arrays called `name` that follow from these settings: those on the disk, or else new ones."""
+        """Return the arrays called `name`: those on the disk if they are of these settings, else those of `make`."""
         if self.folder is None:
             return dict(make())
         import numpy as np
@@ -48,7 +50,7 @@ class Store:
 
 
 def _read(path: Path, key: str) -> dict[str, Tensor] | None:
-    """The arrays, unless the file is absent, damaged or of something else: then it is made again."""
+    """Return the arrays, or None if the file is absent, damaged or of something else, so that it is made again."""
     import numpy as np
 
     try:
@@ -60,12 +62,12 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         if path.is_dir():
-            raise LabError(f"{path} is a folder where a file of a sweep is to be: move it away") from None
+            raise LabError(f"{path} is a folder, but a sweep needs a file of this name: move the folder away") from None
         return None
 
 
-def digest(model: WordLSTM) -> str:
-    """Names these very weights and their precision."""
+def digest(model: LanguageModel) -> str:
+    """Return a text that names these very weights and their precision."""
     total = hashlib.sha256(str(model.precision).encode())
     for name, value in sorted(model.state_dict().items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -1,166 +1,234 @@
-"""The settings of cache and MbPA, chosen on the validation text alone (appendix A.1).
+"""The settings of memories, chosen on the validation text alone (appendix A.1), and the rows of a table with them.
 
-1. Cache: all θ and n from one pass over the text, all λ_c from the log-probabilities that it leaves.
-2. MbPA of one step, with the cache's best θ and n: all K and α from one pass, all λ_c with all λ_m afterwards.
-3. MbPA of two steps costs more than a hundred times as much. It is swept on a stretch of the text that begins where the
-   memory is full. Where its best is better there than one step is at its best there, and the time is enough to
-   measure whole texts with it, it reads the whole text: all λ_c with all λ_m again, and whichever is better there.
+The kinds of memories are chosen one after the other. All candidates of a kind read the text in one pass. From their
+log-probabilities, all their shares are mixed with all shares of the memories chosen before, whose other settings stay.
+A kind may then refine the choice by settings that one pass cannot read, such as MbPA of two steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax import MbPA, NeuralCache, linear_log_prob
+from hebbian_softmax import linear_log_prob
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.language.memories.grid import (
-    Grids,
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.evaluation import Score, score, text_of
+from hebbian_softmax.lab.language.memories.memory import (
+    ALONE,
+    Memories,
+    Memory,
     Point,
-    at_edges,
-    best_first,
-    cache_points,
-    mbpa_points,
+    Refinement,
+    Stage,
+    layer_of,
+    mixture,
+    pieces,
+    ranked_points,
+    read_parts,
+    usable,
 )
-from hebbian_softmax.lab.language.memories.reading import Memories, layer_of, pieces, read_parts, usable
-from hebbian_softmax.lab.language.memories.store import Store
-from hebbian_softmax.lab.language.memories.two_steps import TwoSteps, sweep_two_steps
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.memories.settings import KINDS, Grids, at_edges
+from hebbian_softmax.lab.language.memories.store import Store, digest
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import TEXTS
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every point of each grid, the best first, and what was chosen from them."""
+    """Every point of the grids, and what was chosen from them."""
 
-    cache: Sequence[Point]
-    mbpa: Sequence[Point]  # of one step; none where MbPA was not wanted
-    two_steps: TwoSteps | None
-    chosen: Point  # the last row's: with MbPA where that was wanted
-    squared_norm: float  # the mean of ‖h‖², which θ and α multiply
+    points: Mapping[str, Sequence[Point]]
+    """By the key of the kind, the points with it and the memories before it, the best first."""
+    refined: Mapping[str, Refinement]
+    """By the key of the kind, what its `refine` found."""
+    chosen: Point
+    """The memories of the last row."""
+    squared_norm: float
+    """The mean of ‖h‖², which the parameters of memories multiply."""
     notes: Sequence[str]
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content of memory-sweep.json."""
+        points = {kind.key: [point.as_plain() for point in self.points.get(kind.key, ())] for kind in KINDS}
+        refined = {kind.refined: self.refined.get(kind.key) for kind in KINDS if kind.refined}
         return {
-            "chosen": {"cache": self.cache[0].as_plain(), "last": self.chosen.as_plain()},
+            "chosen": {KINDS[0].key: self.points[KINDS[0].key][0].as_plain(), "last": self.chosen.as_plain()},
             "mean_squared_norm_of_activations": self.squared_norm,
             "notes": list(self.notes),
-            "cache": [point.as_plain() for point in self.cache],
-            "mbpa": [point.as_plain() for point in self.mbpa],
-            "two_steps": None if self.two_steps is None else self.two_steps.as_plain(),
+            **points,
+            **{name: None if found is None else found.as_plain() for name, found in refined.items()},
         }
 
 
-def sweep(
-    model: WordLSTM,
+@dataclass(frozen=True)
+class Row:
+    """A mixture and its scores, by split."""
+
+    memories: Memories
+    scores: Mapping[str, Score]
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the row for JSON; a kind that is not used is null."""
+        used = {kind.key: self.memories.of(kind) for kind in KINDS}
+        return {
+            "name": self.memories.name,
+            **{key: None if each is None else each.as_plain() for key, each in used.items()},
+            "scores": {split: asdict(each) for split, each in self.scores.items()},
+        }
+
+
+@dataclass(frozen=True)
+class MemoryRows:
+    """The rows of a table, each with one memory more than the row before."""
+
+    rows: Sequence[Row]
+    parts: Mapping[str, Mapping[str, Tensor]]
+    """The log-probabilities that the rows come from, by split, then by `model` or the key of a memory."""
+    sweep: Sweep | None = None
+
+    def losses(self, split: str) -> list[Tensor]:
+        """Return -log p of every word, row by row."""
+        return [mixture(self.parts[split], row.memories) for row in self.rows]
+
+
+def memory_rows(
+    model: LanguageModel,
+    corpus: Corpus,
+    *,
+    grids: Grids | None = None,
+    kinds: Sequence[type[Memory]] = KINDS,
+    splits: Sequence[str] = ("valid", "test"),
+    folder: Path | None = None,
+    prefix: str = "",
+    workspace: int | None = None,
+    label: str = "the model",
+    quiet: bool = False,
+) -> MemoryRows:
+    """Choose settings on the validation text, then measure each of `splits` once with what was chosen.
+
+    Args:
+        grids: the grids to sweep over; None: the paper's.
+        kinds: the kinds of memories to choose, the first of `KINDS`; there is a row for each.
+        folder: where results are kept as they are found; a repeated call takes them from there.
+        prefix: the beginning of their file names, for models that share a folder.
+        workspace: the bytes that each memory may work in; None: the library's default.
+        label: what progress calls the model.
+    """
+    grids = Grids() if grids is None else grids
+    store = Store(folder, prefix, f"{digest(model)} {corpus.fingerprint}" if folder else "")
+    texts = {split: text_of(corpus, split) for split in dict.fromkeys(("valid", *splits))}
+    later = sum(len(texts[split]) - 1 for split in splits if split != "valid")
+    found, valid = _sweep(model, texts["valid"], grids, kinds, later, store, workspace, label, quiet)
+    chosen = replace(found.chosen.memories, workspace=workspace)
+    before = [replace(found.points[kind.key][0].memories, workspace=workspace) for kind in kinds[:-1]]
+    parts = {}
+    for split in splits:
+        if split == "valid":
+            parts[split] = valid
+            continue
+        used = {kind.key: chosen.of(kind) for kind in KINDS}
+        identity = {key: None if each is None else each.identity() for key, each in used.items()}
+
+        def read(split: str = split) -> dict[str, Tensor]:
+            return read_shown(model, texts[split], chosen, f"{label} with memories, {TEXTS[split]} text", quiet)
+
+        parts[split] = store.get(f"{split}-parts", {"split": split, **identity}, read)
+    return MemoryRows(score_rows(corpus, [ALONE, *before, chosen], parts), parts, found)
+
+
+def _sweep(
+    model: LanguageModel,
     ids: Tensor,
     grids: Grids,
-    *,
-    mbpa: bool,
-    test_words: int,
+    kinds: Sequence[type[Memory]],
+    later: int,
     store: Store,
     workspace: int | None,
     label: str,
     quiet: bool,
 ) -> tuple[Sweep, dict[str, Tensor]]:
-    """Choose on the validation text `ids`. The second value is its words' log-probabilities under what was chosen.
+    """Choose on the validation text `ids`; return also its words' log-probabilities under what was chosen.
 
-    `test_words` is how many words will be measured later: two steps are chosen only if there is time for them.
+    `later` is how many words will be measured later: slow settings are chosen only if there is time for them.
     """
+    parts: dict[str, Tensor] = {}
+    points: dict[str, list[Point]] = {}
+    refined: dict[str, Refinement] = {}
+    notes: list[str] = []
+    before, norm = ALONE, 0.0
+    for kind in kinds:
 
-    def shown(what: str) -> Progress:
-        return Progress(f"{what} of {label}", total=len(ids) - 1, unit="words", quiet=quiet)
+        def read(kind: type[Memory] = kind, before: Memories = before) -> dict[str, Tensor]:
+            with Progress(f"{kind.title} grid of {label}", total=len(ids) - 1, unit="words", quiet=quiet) as progress:
+                return read_grid(model, ids, kind, grids, before, workspace, progress)
 
-    def read_cache() -> dict[str, Tensor]:
-        with shown("cache grid") as progress:
-            return read_cache_grid(model, ids, grids, workspace, progress)
-
-    settings: dict[str, Any] = {"thetas": list(grids.thetas), "sizes": list(grids.sizes)}
-    grid = store.get("valid-cache-grid", settings, read_cache)
-    by_cache = best_first(cache_points(grid["model"], grid["cache"], grids))
-    best, norm = by_cache[0].cache, float(grid["squared_norm"])
-    at = list(grids.thetas).index(best.theta), list(grids.sizes).index(best.size)
-    parts = {"model": grid["model"], "cache": grid["cache"][at]}
-    if not mbpa:
-        return Sweep(by_cache, (), None, by_cache[0], norm, at_edges(by_cache[0], grids)), parts
-
-    def read_mbpa() -> dict[str, Tensor]:
-        with shown("MbPA grid") as progress:
-            return {"mbpa": read_mbpa_grid(model, ids, grids, best.size, workspace, progress)}
-
-    settings = {"size": best.size, "neighbours": grids.counts(best.size), "rates": list(grids.rates)}
-    found = store.get("valid-mbpa-grid", settings, read_mbpa)["mbpa"]
-    adapted = dict(zip(grids.one_step(best.size), found, strict=True))
-    by_mbpa = best_first(mbpa_points(parts["model"], parts["cache"], adapted, best, grids))
-    chosen = by_mbpa[0]
-    two = sweep_two_steps(
-        model,
-        ids,
-        grids,
-        parts,
-        adapted,
-        chosen,
-        later=len(ids) - 1 + test_words,
-        store=store,
-        workspace=workspace,
-        label=label,
-        quiet=quiet,
-    )
-    notes = list(two.notes) if two else []
-    if two is not None and two.candidate is not None:
-        twice = two.candidate
-
-        def read_two_steps() -> dict[str, Tensor]:
-            what = f"{label} with MbPA of two steps, validation text"
-            with Progress(what, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
-                return read_parts(model, ids, Memories(None, twice, workspace), seen=progress.update)
-
-        adapted[twice] = store.get("valid-two-steps", asdict(twice), read_two_steps)["mbpa"]
-        rival = best_first(mbpa_points(parts["model"], parts["cache"], {twice: adapted[twice]}, best, grids))[0]
-        reached = f"{rival.perplexity:.4g}, one step {chosen.perplexity:.4g}"
-        notes.append(f"On the whole validation text two steps reach {reached}.")
-        chosen = min(chosen, rival, key=lambda point: point.perplexity)
-    assert chosen.mbpa is not None
-    result = Sweep(by_cache, by_mbpa, two, chosen, norm, notes + at_edges(chosen, grids))
-    return result, {**parts, "mbpa": adapted[replace(chosen.mbpa, share=0.0)]}
+        kept = store.get(f"valid-{kind.key}-grid", kind.grid_identity(grids, before), read)
+        if not before.used:
+            parts["model"], norm = kept["model"], float(kept["squared_norm"])
+        log_probs = kept[kind.key].flatten(0, -2)
+        candidates = dict(zip(kind.candidates(grids, before), log_probs, strict=True))
+        points[kind.key] = ranked_points(parts, candidates, before, grids)
+        chosen = points[kind.key][0]
+        stage = Stage(model, ids, grids, parts, candidates, chosen, before, later, store, workspace, label, quiet)
+        best = chosen.memories.used[-1].with_share(0.0)
+        log_prob = candidates[best]
+        if (found := kind.refine(stage)) is not None:
+            refined[kind.key] = found
+            notes += found.notes
+            if found.chosen is not None and found.log_prob is not None:
+                chosen, log_prob = found.chosen, found.log_prob
+        parts[kind.key] = log_prob
+        before = chosen.memories
+    return Sweep(points, refined, chosen, norm, [*notes, *at_edges(chosen, grids)]), parts
 
 
 @torch.no_grad()
-def read_cache_grid(
-    model: WordLSTM, ids: Tensor, grids: Grids, workspace: int | None, progress: Progress
+def read_grid(
+    model: LanguageModel,
+    ids: Tensor,
+    kind: type[Memory],
+    grids: Grids,
+    before: Memories,
+    workspace: int | None,
+    progress: Progress,
 ) -> dict[str, Tensor]:
-    """log p of the model (T,) and of the cache (θ, n, T), and the mean of ‖h‖², in one pass."""
-    cache = NeuralCache(max(grids.sizes), grids.thetas[0])
-    weight, bias = layer_of(model)
+    """Read a text with all candidates of a kind: log p (..., T) under its key.
+
+    The pass of the first kind also gives log p of the `model` (T,), and the mean of ‖h‖².
+    """
+    layer = layer_of(model)
+    read = kind.grid_reader(grids, before, layer, workspace)
     base, every, norms = [], [], []
     with usable():
         for h, targets in pieces(model, ids):
-            base.append(linear_log_prob(h, weight, targets, linear_bias=bias)[0].cpu())
-            thetas, sizes = list(grids.thetas), list(grids.sizes)
-            found = cache.sequence_log_prob(h, targets, thetas=thetas, sizes=sizes, workspace=workspace)
-            every.append(found.cpu())
-            norms.append(h.float().square().sum(1).cpu())
+            if not before.used:
+                base.append(linear_log_prob(h, layer[0], targets, linear_bias=layer[1])[0].cpu())
+                norms.append(h.float().square().sum(1).cpu())
+            every.append(read(h, targets).cpu())
             progress.update(progress.done + len(targets))
-        norm = torch.cat(norms).double().mean()
-        return {"model": torch.cat(base), "cache": torch.cat(every, -1), "squared_norm": norm}
+        found = {kind.key: torch.cat(every, -1)}
+        if not before.used:
+            found |= {"model": torch.cat(base), "squared_norm": torch.cat(norms).double().mean()}
+        return found
 
 
-@torch.no_grad()
-def read_mbpa_grid(
-    model: WordLSTM, ids: Tensor, grids: Grids, size: int, workspace: int | None, progress: Progress
-) -> Tensor:
-    """log p under MbPA of one step, in the order of `Grids.one_step`, (K · α, T), in one pass."""
-    counts = grids.counts(size)
-    mbpa = MbPA(size, counts[-1])
-    weight, bias = layer_of(model)
-    found = []
-    with usable():
-        for h, targets in pieces(model, ids):
-            grid = mbpa.sequence_log_prob(
-                h, targets, weight, bias, neighbours=counts, learning_rates=list(grids.rates), workspace=workspace
-            )
-            found.append(grid.flatten(0, 1).cpu())
-            progress.update(progress.done + len(targets))
-    return torch.cat(found, -1)
+def read_shown(model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
+    """Call `read_parts` and show its progress."""
+    with Progress(label, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
+        return read_parts(model, ids, memories, seen=progress.update)
+
+
+def score_rows(corpus: Corpus, rows: Sequence[Memories], parts: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
+    """Return the perplexities of each mixture on each split, in all and by frequency."""
+
+    def scores(memories: Memories) -> dict[str, Score]:
+        return {
+            split: score(mixture(of_split, memories), text_of(corpus, split)[1:], corpus.counts)
+            for split, of_split in parts.items()
+        }
+
+    return [Row(memories, scores(memories)) for memories in rows]

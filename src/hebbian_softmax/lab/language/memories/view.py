@@ -1,45 +1,47 @@
-"""Which of model, cache and MbPA gave each word of a stretch of text its probability, as data and as a picture."""
+"""Which part of the probability of each word came from the model and from each memory, as data and as a picture."""
 
 import io
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.memories.reading import Memories, Parts, mixture
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
+from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.report.figures import STYLES, require_extras
 
-LENGTH = 60  # words, where none are named
+LENGTH = 60  # words that are shown if none are named
 MOST = 240  # words that a picture can hold
 COLUMN = 20  # words below each other
-HATCHES = ("", "///", "...")  # repeat what the colour says
-NAMES = {"model": "model", "cache": "cache", "mbpa": "MbPA"}
+HATCHES = ("", "///", "...")  # repeat what the colours say
 
 
 @dataclass(frozen=True)
 class Word:
-    """One word: its probability in the mixture is the sum of what each part gave it, its share included."""
+    """A word and its probability."""
 
-    position: int  # among the predictions of the text
+    position: int
+    """The number of the prediction in the text."""
     word: str
-    alone: float  # the model's probability without memories
-    model: float  # (1 − λ_c − λ_m) p
-    cache: float  # λ_c p_c
-    mbpa: float  # λ_m p_m
+    alone: float
+    """The model's probability without memories."""
+    parts: Mapping[str, float]
+    """What the `model`, and each memory under its key, give to the mixture: share times probability."""
 
     @property
     def mixture(self) -> float:
-        return self.model + self.cache + self.mbpa
+        """The probability with memories."""
+        return sum(self.parts.values())
 
 
 def choose_stretch(parts: Parts, memories: Memories, length: int = LENGTH) -> tuple[int, int]:
-    """The stretch whose log-probability the memories raised most: the cache, where there is one."""
-    helper = Memories(memories.cache, None) if memories.cache else memories
-    gain = mixture(parts, Memories(None, None)) - mixture(parts, helper)
+    """Return the stretch of text whose log-probability the first memory raised most."""
+    gain = mixture(parts, ALONE) - mixture(parts, Memories(memories.used[:1]))
     length = min(length, len(gain))
     total = torch.cat([gain.new_zeros(1), gain.cumsum(0)])
     first = int((total[length:] - total[:-length]).argmax())
@@ -47,7 +49,7 @@ def choose_stretch(parts: Parts, memories: Memories, length: int = LENGTH) -> tu
 
 
 def check_stretch(stretch: tuple[int, int], words: int) -> None:
-    """Refuse a stretch that is not in a text of so many predictions, or too long to show."""
+    """Refuse a stretch that is not inside a text of `words` predictions, or is too long to show."""
     first, last = stretch
     if not 0 <= first < last <= words:
         raise LabError(f"--words {first}:{last} is not inside the text: it has {words:,} predictions, counted from 0")
@@ -58,42 +60,40 @@ def check_stretch(stretch: tuple[int, int], words: int) -> None:
 def view(
     parts: Parts, memories: Memories, targets: Tensor, vocabulary: Sequence[str], stretch: tuple[int, int]
 ) -> list[Word]:
-    """The words of a stretch. While the cache is empty its share is the model's."""
+    """Return the words of a stretch. While a memory is empty, its share is the model's."""
     check_stretch(stretch, len(targets))
     first, last = stretch
     alone = parts["model"][first:last].double().exp()
-    left, given = torch.ones_like(alone), {}
-    for name, settings in (("cache", memories.cache), ("mbpa", memories.mbpa)):
-        given[name] = torch.zeros_like(alone)
-        if settings is not None:
-            probability = parts[name][first:last].double().exp()
-            present = ~probability.isnan()
-            left = left - settings.share * present
-            given[name] = torch.where(present, settings.share * probability, 0.0)
-    numbers = zip(
-        targets[first:last].tolist(),
-        alone.tolist(),
-        (left * alone).tolist(),
-        given["cache"].tolist(),
-        given["mbpa"].tolist(),
-        strict=True,
-    )
-    return [Word(first + at, vocabulary[index], *rest) for at, (index, *rest) in enumerate(numbers)]
+    left, given = torch.ones_like(alone), {kind.key: torch.zeros_like(alone) for kind in KINDS}
+    for memory in memories.used:
+        probability = parts[memory.key][first:last].double().exp()
+        present = ~probability.isnan()
+        left = left - memory.share * present
+        given[memory.key] = torch.where(present, memory.share * probability, 0.0)
+    columns = {name: values.tolist() for name, values in {"model": left * alone, **given}.items()}
+    return [
+        Word(first + at, vocabulary[index], p, {name: values[at] for name, values in columns.items()})
+        for at, (index, p) in enumerate(zip(targets[first:last].tolist(), alone.tolist(), strict=True))
+    ]
 
 
 def as_plain(words: Sequence[Word]) -> list[dict[str, object]]:
-    return [{**asdict(word), "mixture": word.mixture} for word in words]
+    """Return the words for JSON."""
+    return [
+        {"position": each.position, "word": each.word, "alone": each.alone, **each.parts, "mixture": each.mixture}
+        for each in words
+    ]
 
 
 def draw(words: Sequence[Word], memories: Memories) -> bytes:
-    """A bar for each word, its whole the word's probability: what part of it the model, the cache and MbPA gave.
+    """Draw a bar for each word, divided by which part of its probability came from the model and from each memory.
 
-    Beside it the probability without and with memories.
+    Beside the bar is the probability without and with memories.
     """
     require_extras()
     from matplotlib.figure import Figure
 
-    names = ["model", *(name for name, used in (("cache", memories.cache), ("mbpa", memories.mbpa)) if used)]
+    names = {"model": "model", **{each.key: each.title for each in memories.used}}
     columns = math.ceil(len(words) / COLUMN)
     across = min(columns, 3)
     down = math.ceil(columns / across)
@@ -105,11 +105,11 @@ def draw(words: Sequence[Word], memories: Memories) -> bytes:
         axes.set_xlim(-0.75, 1.55)
         axes.set_ylim(COLUMN - 0.4, -0.6)
         start = [0.0] * len(shown)
-        for name, (colour, _, _), hatch in zip(names, STYLES, HATCHES, strict=False):
-            part = [getattr(word, name) / word.mixture if word.mixture else 0.0 for word in shown]
+        for (name, label), (colour, _, _), hatch in zip(names.items(), cycle(STYLES), cycle(HATCHES), strict=False):
+            part = [word.parts[name] / word.mixture if word.mixture else 0.0 for word in shown]
             axes.barh(
                 range(len(shown)), part, left=start, height=0.7, color=colour, hatch=hatch, edgecolor="white",
-                label=NAMES[name],
+                label=label,
             )  # fmt: skip
             start = [before + more for before, more in zip(start, part, strict=True)]
         for row, word in enumerate(shown):

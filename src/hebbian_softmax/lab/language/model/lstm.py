@@ -11,62 +11,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.lab.language.model.layer_norm_lstm import LayerNormLSTM
+from hebbian_softmax.lab.language.model.base import LanguageModel, NetworkOptions
 
 State = Sequence[tuple[Tensor, Tensor]]
-"""For each layer the output h and the cell c, both (1, batch, hidden)."""
-
-LAYER_NORMS = ("none", "output", "cell")
+"""The output h and the cell c of each layer, both (1, batch, hidden)."""
 
 
-class WordLSTM(nn.Module):
-    """`forward(inputs, targets)` is the mean loss; words come as (time, batch), which is how cuDNN reads them.
+class WordLSTM(LanguageModel):
+    """The paper's LSTM. Words come as (time, batch), the layout that cuDNN reads.
 
-    Args:
-        head: the output layer; its rows are the embedding, too, if `tied`.
-        memorizes: whether `forward` gives its activations to the head to remember. Where it does not, the head is
-            exactly a plain softmax.
-        hidden: units of each LSTM layer.
-        input_dropout: of the embedded words, in training.
-        tied: one matrix for embedding and softmax, and one P; otherwise two of each.
-        layer_norm: `output` normalises the features; `cell` normalises inside the LSTM (Ba et al., 2016), much slower.
-        precision: of the products; the parameters stay in float32.
+    With `tied` options there is one matrix for embedding and softmax, and one P; otherwise there are two of each.
     """
 
     def __init__(
-        self,
-        head: HebbianSoftmax,
-        *,
-        memorizes: bool,
-        hidden: int,
-        layers: int = 1,
-        input_dropout: float = 0.0,
-        tied: bool = True,
-        layer_norm: str = "none",
-        precision: torch.dtype = torch.float32,
+        self, head: HebbianSoftmax, options: NetworkOptions, *, memorizes: bool, precision: torch.dtype = torch.float32
     ) -> None:
-        super().__init__()
-        self.head, self.memorizes, self.input_dropout, self.precision = head, memorizes, input_dropout, precision
-        words, features = head.num_classes, head.in_features
-        self.embedding = None if tied else nn.Embedding(words, features)
-        make = LayerNormLSTM if layer_norm == "cell" else LSTMLayer
-        self.layers = nn.ModuleList(make(hidden, hidden) for _ in range(layers))
+        super().__init__(head, options, memorizes=memorizes, precision=precision)
+        words, features, hidden = head.num_classes, head.in_features, options.hidden
+        self.embedding = None if options.tied else nn.Embedding(words, features)
+        layer = LayerNormLSTM if options.layer_norm == "cell" else LSTMLayer
+        self.layers = nn.ModuleList(layer(hidden, hidden) for _ in range(options.layers))
         self.projection = None if features == hidden else _projection(features, hidden)
-        self.entry = self.projection if tied or self.projection is None else _projection(features, hidden)
-        self.norm = nn.LayerNorm(features) if layer_norm == "output" else None
+        self.entry = self.projection if options.tied or self.projection is None else _projection(features, hidden)
+        self.norm = nn.LayerNorm(features) if options.layer_norm == "output" else None
         if self.embedding is not None:
-            nn.init.uniform_(self.embedding.weight, -(features**-0.5), features**-0.5)  # as the head's rows
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of `targets`, each after the words of its column before it; no state comes in."""
-        features, _ = self.features(inputs)
-        with torch.autocast(features.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
-            return self.head.loss(features, targets, remember=self.memorizes)
+            nn.init.uniform_(self.embedding.weight, -(features**-0.5), features**-0.5)  # like the head's rows
 
     def features(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """What the head is given for each word, (time, batch, features), and the state after the last."""
         table = self.head.weight if self.embedding is None else self.embedding.weight
-        x = F.dropout(F.embedding(inputs, table).to(self.precision), self.input_dropout, self.training)
+        x = F.dropout(F.embedding(inputs, table).to(self.precision), self.options.input_dropout, self.training)
         entry = None if self.entry is None else self.entry.T
         after = []
         for number, layer in enumerate(self.layers):
@@ -86,9 +59,9 @@ def _projection(features: int, hidden: int) -> nn.Parameter:
 class LSTMLayer(nn.Module):
     """One layer over a whole sequence in one call of cuDNN, in the dtype of its input.
 
-    W (Pᵀ x) is computed as (W Pᵀ) x: the same function, with 512 dimensions in place of 2048 for the products over all
-    words. The weights are laid out in one piece of memory, as cuDNN wants them; else it would copy them once more.
-    Autocast is left out because it runs cuDNN's LSTM in float16.
+    W (Pᵀ x) is computed as (W Pᵀ) x: the same function, but the products over all words have 512 dimensions instead of
+    2048. The weights are laid out in one piece of memory, because cuDNN would otherwise copy them once more. Autocast
+    is switched off because it runs cuDNN's LSTM in float16.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -99,13 +72,13 @@ class LSTMLayer(nn.Module):
         self.bias_ih = nn.Parameter(torch.zeros(4 * hidden))
         self.bias_hh = nn.Parameter(torch.zeros(4 * hidden))
         with torch.no_grad():
-            self.bias_ih[hidden : 2 * hidden] = 1  # the forget gate: remember at first
+            self.bias_ih[hidden : 2 * hidden] = 1  # the forget gate, so that the cell remembers at first
         self.hidden = hidden
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None, entry: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """(time, batch, inputs) to (time, batch, hidden) and the last state, with `entry` before the layer."""
+        """Map (time, batch, inputs) to (time, batch, hidden) and the last state; `entry` comes before the layer."""
         weights = [weight.to(x.dtype) for weight in (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)]
         if entry is not None:
             weights[0] = weights[0] @ entry.to(x.dtype)
@@ -118,3 +91,38 @@ class LSTMLayer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             output, h, c = torch.lstm(x, state, weights, True, 1, 0.0, self.training, False, False)
         return output, (h, c)
+
+
+class LayerNormLSTM(nn.Module):
+    """An LSTM layer with layer normalisation inside the cell (Ba et al., 2016).
+
+    The gates come from LN(W x) + LN(R h) + b and the output from LN(c); each LN has its own gain and shift. This is a
+    loop over time and so much slower than cuDNN's layer.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        bound = hidden**-0.5
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs).uniform_(-bound, bound))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden).uniform_(-bound, bound))
+        self.input_norm, self.hidden_norm, self.cell_norm = map(nn.LayerNorm, (4 * hidden, 4 * hidden, hidden))
+        self.hidden = hidden
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None, entry: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Do what `LSTMLayer.forward` does; the products are in the dtype of `x`."""
+        weight = self.weight_ih.to(x.dtype)
+        if entry is not None:
+            weight = weight @ entry.to(x.dtype)
+        wide = self.weight_ih.dtype
+        from_input = self.input_norm(F.linear(x, weight).to(wide))
+        recurrent = self.weight_hh.to(x.dtype)
+        h, c = (x.new_zeros(1, x.shape[1], self.hidden) for _ in range(2)) if state is None else state
+        h, c, outputs = h[0], c[0].to(wide), []
+        for gates in from_input:
+            i, f, g, o = (gates + self.hidden_norm(F.linear(h, recurrent).to(wide))).chunk(4, dim=1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = (o.sigmoid() * self.cell_norm(c).tanh()).to(x.dtype)
+            outputs.append(h)
+        return torch.stack(outputs), (h.unsqueeze(0), c.unsqueeze(0))

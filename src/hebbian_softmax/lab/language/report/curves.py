@@ -5,6 +5,7 @@ from typing import Any
 
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.data.buckets import BUCKETS
+from hebbian_softmax.lab.language.names import ONLY, ModelName
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 
 Log = Sequence[Mapping[str, Any]]
@@ -35,15 +36,15 @@ def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float
     return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
 
 
-def draw_curves(groups: Mapping[str, Sequence[Log]], prefixes: Mapping[str, str] | None = None) -> bytes:
+def draw_curves(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelName] | None = None) -> bytes:
     """All words in one panel, the rarest in the other; each group of logs is one line.
 
-    `prefixes` is what stands before the names in the logs of a group, where something does.
+    `names` says which model of its logs a group is of; by default the only one.
     """
 
     def panel(title: str, key: str) -> Panel:
         curves = {
-            label: mean_curve(logs, f"{(prefixes or {}).get(label, '')}valid_perplexity{key}")
+            label: mean_curve(logs, f"{(names or {}).get(label, ONLY).log_prefix}valid_perplexity{key}")
             for label, logs in groups.items()
         }
         ends = [curve[-1][1] for curve in curves.values() if curve]

@@ -9,7 +9,8 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import MANIFEST, open_corpus, prepared
-from hebbian_softmax.lab.language.outcome import words_file
+from hebbian_softmax.lab.language.evaluation import words_file
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -35,9 +36,9 @@ class Words:
     counts: Sequence[int]
 
 
-def changes_of(before: Run, before_prefix: str, after: Run, after_prefix: str, split: str) -> Changes | None:
+def changes_of(before: Run, before_name: ModelName, after: Run, after_name: ModelName, split: str) -> Changes | None:
     """From one model to another on the same text; None where one of them was not measured on it."""
-    paths = [before.path / words_file(before_prefix, split), after.path / words_file(after_prefix, split)]
+    paths = [before.path / words_file(before_name, split), after.path / words_file(after_name, split)]
     if not all(path.exists() for path in paths):
         return None
     first, second = (_read(path) for path in paths)

@@ -12,23 +12,23 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.language.outcome import NAMES, TEXTS
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.report.gains import Changes, changes_of, tabulate_changes, vocabulary_of
 from hebbian_softmax.lab.language.source import CORPORA
 from hebbian_softmax.lab.report.result import Beside
 from hebbian_softmax.lab.report.tables import Cell, Table
 
-HEADS = {"train": ("",), "compare": ("plain_", "hebbian_")}
+HEADS = {"train": (ONLY,), "compare": (PLAIN, HEBBIAN)}
 SPLITS = ("test", "valid")  # what is of more interest first
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a run: `prefix` is what its names in the log and in files begin with."""
+    """One model of a run, and what tables and figures call it."""
 
     run: Run
-    prefix: str
+    name: ModelName
     label: str
 
     def score(self, split: str) -> Mapping[str, Any] | None:
@@ -38,7 +38,7 @@ class Model:
         # A run can be evaluated before it is finished; what it was measured with at its end is newer then.
         newer = later.get("step", 0) >= metrics.get("steps", 0)
         for found in (later, own) if newer else (own, later):
-            scores = found.get("scores", {}).get(self.prefix.rstrip("_") or "model", {})
+            scores = found.get("scores", {}).get(self.name.key, {})
             if split in scores:
                 return {**scores[split], "streams": found.get("streams", 1)}
         return None
@@ -49,11 +49,11 @@ def models_of(runs: Sequence[Run]) -> list[Model]:
     found = []
     alike = len({run.path.name for run in runs}) < len(runs)
     for run in runs:
-        verb, _, name = run.command.partition(" ")
-        for prefix in HEADS.get(verb, ()) if name in CORPORA else ():
+        verb, _, corpus = run.command.partition(" ")
+        for name in HEADS.get(verb, ()) if corpus in CORPORA else ():
             labels = [str(run.path) if alike else run.path.name] if len(runs) > 1 else []
-            labels += [NAMES[prefix]] if prefix else []
-            found.append(Model(run, prefix, ", ".join(labels) or "this run"))
+            labels += [] if name == ONLY else [name.title]
+            found.append(Model(run, name, ", ".join(labels) or "this run"))
     return found
 
 
@@ -88,7 +88,7 @@ def compare_words(runs: Sequence[Run]) -> Beside:
     drawn = len(runs) == 1 and runs[0].result() is not None  # a finished run has its own figure
     if not drawn and any(model.run.records() for model in models):
         curves = {model.label: [model.run.records()] for model in models}
-        images["curves.png"] = (CAPTION, draw_curves(curves, {model.label: model.prefix for model in models}))
+        images["curves.png"] = (CAPTION, draw_curves(curves, {model.label: model.name for model in models}))
     return Beside(tables, images, notes)
 
 
@@ -110,7 +110,7 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
     """On the test text, or on the validation text where that was not measured."""
     for split in SPLITS:
         try:
-            if (found := changes_of(before.run, before.prefix, after.run, after.prefix, split)) is not None:
+            if (found := changes_of(before.run, before.name, after.run, after.name, split)) is not None:
                 if len(set(found.streams)) > 1:
                     parts = " and ".join(map(str, found.streams))
                     notes.append(

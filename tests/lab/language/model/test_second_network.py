@@ -1,0 +1,88 @@
+"""Another network than the LSTM trains, resumes, is evaluated and uses memories, by one line in the registry."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run
+from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.names import HEBBIAN, PLAIN
+from hebbian_softmax.lab.language.trained import load_trained
+from tests.lab.language.commands import FEW, call, only
+from tests.lab.language.model.networks import Decay, watch_lstm
+from tests.lab.language.toy import device, folder
+
+__all__ = ["folder"]
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "decay", Decay)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    models = load_trained(run, device=device(), quiet=True).models
+    assert all(isinstance(model, Decay) for model in models.values())
+    return {f"{name.key} {key}": value for name, model in models.items() for key, value in model.state_dict().items()}
+
+
+def test_it_trains_resumes_and_is_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", folder, *FEW, "--model", "decay", "--final", "none", "--checkpoint-seconds", "0", "--quiet"]
+    assert call(*words, "--runs", tmp_path / "whole") == 0
+    calls = 0
+
+    class Stopping(Decay):
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls > 14:  # of two models: in the eighth step
+                raise KeyboardInterrupt
+            return super().forward(inputs, targets)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(MODELS, "decay", Stopping)
+        assert call(*words, "--runs", tmp_path / "stopped") == 130
+    stopped, whole = only(tmp_path / "stopped"), only(tmp_path / "whole")
+    assert call("compare", "corpus", "--resume", stopped.path, "--quiet") == 0
+    found, expected = weights(stopped), weights(whole)
+    assert set(found) == set(expected)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert not torch.equal(expected["plain head.weight"], expected["hebbian head.weight"])
+    assert expected["plain decay"] != 0
+
+    capsys.readouterr()
+    memories = "--cache --mbpa --cache-size 20 --mbpa-neighbours 5 --words 0:9 --split valid --json --quiet"
+    assert call("evaluate", whole.path, *memories.split()) == 0
+    rows = json.loads(capsys.readouterr().out)["memories"]
+    for name in (PLAIN, HEBBIAN):
+        assert [row["name"] for row in rows[name.key]] == ["alone", "+ cache", "+ cache + MbPA"]
+        assert len({row["scores"]["valid"]["perplexity"] for row in rows[name.key]}) == 3
+
+
+def test_the_lstm_stays_what_older_runs_are_of(folder: Path, tmp_path: Path) -> None:
+    assert call("train", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
+    run = only(tmp_path)
+    config = json.loads((run.path / "config.json").read_bytes())
+    assert config["settings"].pop("model") == "lstm"
+    settings = config["settings"]
+    settings |= {name: "yes" if settings[name] else "no" for name in ("tied", "center", "deterministic")}
+    (run.path / "config.json").write_text(json.dumps(config))
+    (run.path / "result.json").unlink()
+    assert call("train", "corpus", "--resume", run.path, "--quiet") == 0
+    assert run.result() is not None
+    settings["model"] = "decay"
+    (run.path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LabError, match="is not of the settings in its config"):
+        load_trained(only(tmp_path), device=device(), quiet=True)
+
+
+def test_the_registry_decides_what_a_name_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    watch_lstm(monkeypatch, lambda model, inputs: read.append(inputs.shape[1]))
+    assert call("train", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
+    assert read.count(4) == 12 + 3  # steps, and evaluations in as many streams
