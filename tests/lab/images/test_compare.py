@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -98,15 +97,6 @@ def test_data_that_cannot_be_read_leave_no_run(tmp_path: Path, capsys: pytest.Ca
     assert call(*command) == 1
     assert "images_background.zip cannot be read" in error_line(capsys)
     assert not list((tmp_path / "runs").iterdir())
-
-
-def test_without_matplotlib_nothing_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert call(*SMALL, "--runs", tmp_path / "runs") == 1
-    assert "pip install 'hebbian-softmax[lab]'" in error_line(capsys)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

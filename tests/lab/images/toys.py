@@ -20,7 +20,7 @@ def toy_set(classes: int = 60, noise: float = 0.02, drawings: int = DRAWINGS, si
     return ImageSet("toy", ((patterns ^ flipped) * 255).to(torch.uint8), [str(number) for number in range(classes)])
 
 
-TOY = ImageSource("toy", "patterns", OmniglotSettings, lambda settings, quiet: toy_set())
+TOY = ImageSource("toy", "patterns", OmniglotSettings, lambda settings, quiet: toy_set(size=16))
 experiments.add(comparing(TOY))
 experiments.add(reproducing(TOY))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, enough_memory
-from hebbian_softmax.lab.base.progress import LINE_SECONDS, Progress
+from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
@@ -228,6 +228,8 @@ def check_corpus(state: Mapping[str, Any], corpus: Corpus) -> None:
 class WordsProgress(Progress):
     """Live progress in words, although the loop counts steps, with the loss and the validation perplexity."""
 
+    redraw_seconds = REDRAW_SECONDS
+
     def __init__(
         self,
         label: str,
@@ -242,9 +244,6 @@ class WordsProgress(Progress):
             label, total=total * step_words, start=start * step_words, unit="words", quiet=quiet, stream=stream
         )
         self.step_words = step_words
-
-    def due(self) -> bool:
-        return time.monotonic() - self._drawn >= (REDRAW_SECONDS if self.live else LINE_SECONDS)
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         shown = {name: value for name, value in (metrics or {}).items() if name.endswith(SHOWN)}
