@@ -1,5 +1,5 @@
 # make demo    see the effect on this machine
-# make test    the default test suite (PYTEST_ARGS="-m slow" for the long tests)
+# make test    the default test suite on all cores (PYTEST_ARGS="-m slow" for the long tests)
 # make lint    ruff and mypy
 # make bench   CPU benchmarks, small shapes; their numbers go to runs/*.json
 # Each target makes .venv when it is missing: Python 3.11+ and make are all that is needed.
@@ -15,7 +15,7 @@ demo: $(READY)
 	$(BIN)/hebbian compare glyphs
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadscope $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,8 +1,9 @@
 """Which of the rule's corrections (scale, center) should be on by default? Two tasks, every combination.
 
-Omniglot curriculum (section 4.1): classes reached after a fixed number of steps. WikiText-2: validation perplexity of
-a small tied LSTM, in total and on rare words. The rule's γ and T are those of the leads and not tuned; this compares
-the corrections with each other. Reads ``omniglot/*.zip`` and ``wikitext-2/wikitext-2-v1.zip`` under HEBBIAN_DATA.
+The Omniglot curriculum (section 4.1) counts the classes reached after a fixed number of steps. WikiText-2 gives the
+validation perplexity of a small tied LSTM, in total and on rare words. γ and T of the rule are fixed and not tuned:
+this compares the corrections with each other. The data are ``omniglot/*.zip`` and ``wikitext-2/wikitext-2-v1.zip`` in
+the folder HEBBIAN_DATA.
 
     HEBBIAN_DATA=... python -m benchmarks.corrections --device cuda --json corrections.json
 """
@@ -38,17 +39,18 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 
 def make_head(features: int, classes: int, variant: str, device: str, **rule: Any) -> HebbianSoftmax:
+    """Return a head with the corrections of a variant."""
     return HebbianSoftmax(features, classes, device=device, **rule, **(VARIANTS[variant] or {}))
 
 
 def attach(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, variant: str) -> None:
-    """A plain softmax is the same head with the writes off."""
+    """Attach the head; the plain softmax is the same head without writes."""
     head.memorizing = VARIANTS[variant] is not None
     head.attach(optimizer)
 
 
 def omniglot(root: Path) -> Tensor:
-    """(1623, 20, 28, 28) in [0, 1], ink is 1."""
+    """Return the drawings (1623, 20, 28, 28) in [0, 1], where ink is 1."""
     characters: dict[str, list[Tensor]] = {}
     for name in ("images_background", "images_evaluation"):
         with zipfile.ZipFile(root / "omniglot" / f"{name}.zip") as archive:
@@ -60,6 +62,7 @@ def omniglot(root: Path) -> Tensor:
 
 
 def convnet() -> nn.Sequential:
+    """Return the network of the paper's image curriculum."""
     layers: list[nn.Module] = []
     for channels in (1, 64, 64, 64):
         layers += [nn.Conv2d(channels, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)]
@@ -67,7 +70,7 @@ def convnet() -> nn.Sequential:
 
 
 def augment(images: Tensor) -> Tensor:
-    """Rotation within 30 degrees, translation within a tenth."""
+    """Rotate images by up to 30 degrees and move them by up to a tenth of their size."""
     angle = (torch.rand(len(images), device=images.device) * 2 - 1) * torch.pi / 6
     move = torch.rand(len(images), 2, device=images.device) * 0.4 - 0.2
     theta = torch.stack(
@@ -81,7 +84,7 @@ def augment(images: Tensor) -> Tensor:
 
 
 def curriculum(images: Tensor, variant: str, seed: int, steps: int, device: str) -> int:
-    """Classes reached: 30 at first, 5 more whenever test accuracy on those so far exceeds 60 % (checked every 25)."""
+    """Return the classes reached: 30, and 5 more whenever the test accuracy exceeds 60 % (checked every 25 steps)."""
     torch.manual_seed(seed)
     images = images[torch.randperm(len(images))].to(device)
     test, train = images[:, :5], images[:, 5:]
@@ -108,7 +111,7 @@ def curriculum(images: Tensor, variant: str, seed: int, steps: int, device: str)
 
 
 def wikitext(root: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Training and validation ids, and how often each word occurs in training."""
+    """Return training and validation ids, and how often each word occurs in training."""
     with zipfile.ZipFile(root / "wikitext-2" / "wikitext-2-v1.zip") as archive:
         texts = [
             archive.read(f"wikitext-2/wiki.{part}.tokens").decode().replace("\n", " <eos> ").split()
@@ -121,6 +124,8 @@ def wikitext(root: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class LanguageModel(nn.Module):
+    """A small LSTM whose output layer is tied to its embedding."""
+
     def __init__(self, words: int, size: int, variant: str, device: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, size, device=device)
@@ -135,6 +140,7 @@ class LanguageModel(nn.Module):
 
 
 def language_model(data: tuple[Tensor, Tensor, Tensor], variant: str, seed: int, epochs: int, device: str) -> dict:
+    """Train a language model and return its validation perplexities."""
     torch.manual_seed(seed)
     train, valid, counts = data
     model = LanguageModel(len(counts), 512, variant, device)
@@ -147,7 +153,7 @@ def language_model(data: tuple[Tensor, Tensor, Tensor], variant: str, seed: int,
         start = int(torch.randint(length, ()))
         rows = train[start : start + per_epoch * batch * length + 1]
         x = rows[:-1].view(-1, length)[torch.randperm(per_epoch * batch)].to(device)
-        # Targets are the next word within the sequence; its last word has none.
+        # The target of a word is the next one in its sequence; the last word has none.
         for part in x.view(per_epoch, batch, length):
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16):
@@ -162,7 +168,7 @@ def language_model(data: tuple[Tensor, Tensor, Tensor], variant: str, seed: int,
 
 @torch.no_grad()
 def perplexities(model: LanguageModel, valid: Tensor, counts: Tensor) -> dict[str, float]:
-    """In total and by training frequency, with the LSTM's state carried through ten parallel streams."""
+    """Return perplexities in total and by training frequency; ten parallel streams carry the LSTM's state."""
     streams = valid[: len(valid) // 10 * 10].view(10, -1)
     state, losses = None, []
     for start in range(0, streams.shape[1] - 1, 100):
@@ -182,7 +188,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="epochs of the language model")
     parser.add_argument("--tokens", type=int, help="use only this many words of each split")
     parser.add_argument("--max-seconds", type=float, default=480.0, help="start no further run after this long")
-    parser.add_argument("--json", type=Path, required=True, help="where the numbers go, rewritten after each run")
+    parser.add_argument("--json", type=Path, required=True, help="file for the numbers, rewritten after each run")
     options = parser.parse_args()
     root = Path(os.environ["HEBBIAN_DATA"])
     images, text = omniglot(root), wikitext(root)

@@ -1,9 +1,9 @@
 """Steps per second of the image curriculum: one seed, many together, and a plain PyTorch loop of the same model.
 
 All train the paper's network on images of noise over 1,623 classes, of which `--active` are active and tested every 25
-steps. "together" is what `hebbian reproduce omniglot` does: on a GPU a CUDA graph and a stream for each learner,
-on a CPU a thread for each. `--processes` measures the alternative, a process for each learner. Then: what share of a
-round of 25 steps and a check are input, training and check?
+steps. "together" is what `hebbian reproduce omniglot` does: on a GPU each learner has a CUDA graph and a stream, on a
+CPU a thread. `--processes` measures the alternative, one process for each learner. The last table shows how a round of
+25 steps and a check divides into input, training and check.
 
     python -m benchmarks.curriculum [--device cuda] [--json FILE]
 """
@@ -25,8 +25,7 @@ from torch import nn
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import to_json
-from hebbian_softmax.lab.images.augment import augment
-from hebbian_softmax.lab.images.convnet import convnet
+from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY
 from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, TEST_DRAWINGS, ImageSet
 from hebbian_softmax.lab.images.fleet import Eager, Graphed, Runner, Threads, finish_all, start
@@ -37,12 +36,13 @@ HEADS = {"plain": Method(hebbian=False), "Hebbian": Method(hebbian=True)}
 
 
 def noise() -> ImageSet:
+    """Return an image set of noise."""
     images = torch.randint(256, (CLASSES, DRAWINGS, SIZE, SIZE), dtype=torch.uint8)
     return ImageSet("noise", images, [str(number) for number in range(CLASSES)])
 
 
 def plain_loop(data: ImageSet, device: torch.device, active: int) -> Callable[[], None]:
-    """A round as anybody would write it: nothing of this project but the network and the augmentation."""
+    """Return a round in plain PyTorch, with only the network and the augmentation from this project."""
     network = convnet().to(device)
     head = nn.Linear(64, CLASSES, bias=False, device=device)
     optimizer = torch.optim.RMSprop([*network.parameters(), *head.parameters()], lr=1e-3)
@@ -67,13 +67,14 @@ def plain_loop(data: ImageSet, device: torch.device, active: int) -> Callable[[]
 
 
 def learner(data: ImageSet, method: Method, seed: int, images: torch.Tensor, active: int) -> Learner:
+    """Return a learner with ``active`` active classes."""
     made = Learner(data, method, seed, device=images.device, images=images)
     made.active.fill_(active)
     return made
 
 
 def rounds(runners: list[Runner], threads: Threads) -> Callable[[], None]:
-    """One round of each, the check before last read as `run_trials` does."""
+    """Return a round of all runners, which read their last check but one, as in `run_trials`."""
     for runner in runners:
         runner.steps(1)
         runner.check()
@@ -87,7 +88,7 @@ def rounds(runners: list[Runner], threads: Threads) -> Callable[[], None]:
 
 
 def rate(work: Callable[[], None], steps: int, seconds: float, finish: Callable[[], None]) -> float:
-    """Steps a second: rounds for so many seconds, after one that does not count."""
+    """Return the steps a second of rounds that are repeated for ``seconds``, after one that does not count."""
     work()
     finish()
     began, done = time.perf_counter(), 0
@@ -99,7 +100,7 @@ def rate(work: Callable[[], None], steps: int, seconds: float, finish: Callable[
 
 
 def _timed(work: Callable[[], Any], repeats: int) -> float:
-    """Milliseconds of one call."""
+    """Return the milliseconds of one call."""
     work()
     finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     finish()
@@ -111,7 +112,7 @@ def _timed(work: Callable[[], Any], repeats: int) -> float:
 
 
 def one_of_many(method: Method, device: torch.device, options: argparse.Namespace) -> None:
-    """A process of its own: get ready, wait for the others, print the steps a second."""
+    """Run one learner in a process of its own: get ready, wait for the others, print the steps a second."""
     data = noise()
     runner = start(learner(data, method, 0, data.images.to(device), options.active))
     with Threads(device, 1) as threads:
@@ -123,7 +124,7 @@ def one_of_many(method: Method, device: torch.device, options: argparse.Namespac
 
 
 def processes(count: int, options: argparse.Namespace) -> float:
-    """Steps a second of so many processes together, each with one learner."""
+    """Return the steps a second of ``count`` processes together, each with one learner."""
     command = [sys.executable, "-m", "benchmarks.curriculum", "--device", options.device]
     command += ["--active", str(options.active), "--seconds", str(options.seconds)]
     command += ["--worker", str(time.time() + 15 + count)]
@@ -132,7 +133,7 @@ def processes(count: int, options: argparse.Namespace) -> float:
 
 
 def where(one: Learner, device: torch.device, active: int, repeats: int) -> dict[str, float]:
-    """Milliseconds of a round of 25 steps and a check, by part, when one learner runs alone."""
+    """Return the milliseconds of each part of a round of 25 steps and a check, for one learner alone."""
     if device.type == "cuda":
         runner = Graphed(one)
         draw = runner.record(lambda: one.draw() and None)
@@ -156,9 +157,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--together", type=int, nargs="+", help="learners at a time (default: 10 and 30; on a CPU 10)")
     parser.add_argument("--active", type=int, default=200, help="active classes")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
-    parser.add_argument("--processes", type=int, help="also measure so many processes with one learner each")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each measurement (default 10)")
+    parser.add_argument("--processes", type=int, help="also measure this many processes with one learner each")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -216,7 +217,7 @@ def main() -> None:
 
 
 def profile(one: Learner) -> None:
-    """The kernels that take most of a step."""
+    """Print the kernels that take most of a step."""
     for _ in range(3):
         one.step()
     with torch.profiler.profile() as profiler:

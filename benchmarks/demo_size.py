@@ -1,8 +1,8 @@
 """How large should `make demo` be? Both heads on Glyphs over several seeds, at several learning rates.
 
-Tuning seeds choose the learning rate, the same for both heads: the one with which plain softmax gets furthest. Other
-seeds then show what the demonstration will show, and what becomes of it when the softmax is over the active classes
-only. Each trial is stored when it is done; a second call goes on.
+Tuning seeds choose one learning rate for both heads: the one with which plain softmax reaches the most classes. Other
+seeds then show the result of the demonstration, and the result of a softmax over the active classes only. Each trial is
+stored when it is done, so a second call continues after the last one.
 
     python -m benchmarks.demo_size FOLDER [--steps 2000] [--filters 32] [--tuning-seeds 2] [--seeds 6]
 """
@@ -21,16 +21,16 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import to_json
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.fleet import Store, Trial, run_trials
 from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Method
-from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
 
 FIRST_TUNING_SEED = 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the trials and summary.json go")
+    parser.add_argument("folder", type=Path, help="folder for the trials and summary.json")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--filters", type=int, default=32)
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3, 1.6e-2])

@@ -1,10 +1,11 @@
-"""Training words a second of the paper's language model, plain and Hebbian in turn, and where the time of a step goes.
+"""Training words a second of the paper's language model, plain and Hebbian in turn, and the time of a step's parts.
 
-The words are made up (Zipf's frequencies), so that no corpus is needed; the two vocabularies are those of WikiText-103
-and of 529 Gutenberg novels. Beside each part of a step stands its floor: the matrix products at the rate that this
-machine reaches in one large product, or the bytes that must move at the rate of a large copy. The rule has the paper's
-T of 500: with a small T most words would soon be past it, and writing would cost next to nothing. Last comes how many
-words a second are measured in one stream, as all final perplexities are: the LSTM takes them one by one.
+The words are random with Zipf's frequencies, so that no corpus is needed; the two vocabularies have the sizes of
+WikiText-103's and of that of 529 Gutenberg novels. Each part of a step is shown with its floor: its matrix products at
+the rate that this machine reaches in one large product, or the bytes that it must move at the rate of a large copy. The
+rule has the paper's T of 500: with a small T most words would soon be past it, and writing would cost next to nothing.
+The last number is the words a second of an evaluation in one stream, as for all final perplexities: there the LSTM
+reads one word after another.
 
     python -m benchmarks.language_model --device cuda [--json FILE] [--budget SECONDS]
     python -m benchmarks.language_model --quick
@@ -40,16 +41,18 @@ HEADS = {"plain": False, "Hebbian": True}
 PARTS = ("input and LSTM forward", "output layer", "LSTM backward", "clipping", "optimizer and write")
 STEPS_OF_TEXT = 40
 RATE = 1e-3
-STREAM = 8192  # words read in one stream
+STREAM = 8192
+"""The number of words that are read in one stream."""
 
 
 def finish(device: torch.device) -> None:
+    """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Of one call, the least of several."""
+    """Return the least seconds of several calls."""
     found = []
     for _ in range(repeats + 1):
         finish(device)
@@ -61,7 +64,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int) -
 
 
 def machine_rates(device: torch.device, size: int) -> dict[str, float]:
-    """FLOP/s of a large product in the precision of training, bytes/s of a large copy."""
+    """Return the FLOP/s of a large product in the precision of training, and the bytes/s of a large copy."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source = torch.empty(size * size * 8, device=device)
@@ -78,7 +81,7 @@ class Racer:
     def __init__(
         self, settings: Settings, vocabulary: int, windows: Windows, hebbian: bool, *, loop: bool = False
     ) -> None:
-        """`loop` launches every step kernel by kernel."""
+        """Make a learner; with `loop` it launches every kernel of a step instead of replaying a CUDA graph."""
         self.windows, self.device = windows, windows.device
         self.learner = Learner(settings, vocabulary, hebbian=hebbian, device=self.device)
         if loop:
@@ -86,11 +89,12 @@ class Racer:
         self.steps = 0
 
     def step(self) -> None:
+        """Take one training step."""
         self.learner.step(self.windows.at(self.steps), RATE, memorizing=True)
         self.steps += 1
 
     def block(self, steps: int) -> tuple[float, float]:
-        """Seconds of a step, and seconds until the host had asked for it."""
+        """Return the seconds of a step, and the seconds until the host had launched it."""
         finish(self.device)
         since = time.perf_counter()
         for _ in range(steps):
@@ -100,7 +104,7 @@ class Racer:
         return (time.perf_counter() - since) / steps, asked / steps
 
     def parts(self) -> list[float]:
-        """Seconds of each of `PARTS` in one step, which is `Learner.take` taken apart: not captured."""
+        """Return the seconds of each of `PARTS` in one step, which is `Learner.take` without a capture."""
         model, optimizer = self.learner.model, self.learner.optimizer
         marks = [_mark(self.device)]
         words = self.windows.at(self.steps)
@@ -122,6 +126,7 @@ class Racer:
 
 
 def _mark(device: torch.device) -> Any:
+    """Return the time now, on the device's own clock."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -134,7 +139,7 @@ def _between(one: Any, other: Any) -> float:
 
 
 def floors(settings: Settings, vocabulary: int, rates: dict[str, float]) -> list[float]:
-    """Seconds that each of `PARTS` takes at least. Products count 2 FLOP; backward has two for each one forward."""
+    """Return the seconds that each of `PARTS` takes at least; backward has two products for each one of forward."""
     sizes = settings.sizes
     words = sizes.batch * sizes.sequence
     gates, narrow = 4 * sizes.hidden, sizes.embedding != sizes.hidden
@@ -145,14 +150,17 @@ def floors(settings: Settings, vocabulary: int, rates: dict[str, float]) -> list
     output = words * sizes.embedding * vocabulary
     parameters = vocabulary * sizes.embedding + sizes.layers * 2 * gates * sizes.hidden
     products = [2 * lstm, 3 * 2 * output, 2 * 2 * lstm]
-    moved = [4 * 3 * parameters, 4 * 7 * parameters + 2 * parameters]  # clip: twice read, once written; Adam: 4 and 3
+    moved = [
+        4 * 3 * parameters,
+        4 * 7 * parameters + 2 * parameters,
+    ]  # Clipping reads twice and writes once; Adam reads 4 and writes 3.
     return [count / rates["flops"] for count in products] + [count / rates["bytes"] for count in moved]
 
 
 def race(
     settings: Settings, vocabulary: int, device: torch.device, rounds: int, seconds: float, deadline: float, loop: bool
 ) -> dict[str, Any]:
-    """Blocks of `seconds` of both heads in turn, then the parts of a step."""
+    """Time blocks of `seconds` of both heads in turn, then the parts of a step."""
     sizes = settings.sizes
     words = sizes.batch * sizes.sequence
     corpus = zipf_corpus(vocabulary, (STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
@@ -165,10 +173,10 @@ def race(
     for number in range(rounds):
         if number and time.monotonic() > deadline:
             break
-        for name in list(racers)[:: 1 if number % 2 == 0 else -1]:  # whoever goes first may find a cooler chip
+        for name in list(racers)[:: 1 if number % 2 == 0 else -1]:  # The first one may find a cooler chip.
             blocks[name].append(racers[name].block(steps))
     for racer in racers.values():
-        racer.parts()  # compiles what captured steps do without
+        racer.parts()  # The first call compiles kernels that captured steps do not need.
     taken: dict[str, list[list[float]]] = {name: [] for name in HEADS}
     for number in range(max(3, steps // 4)):
         if number and time.monotonic() > deadline:
@@ -198,10 +206,10 @@ def race(
 
 
 def report(found: dict[str, Any], floor: Sequence[float]) -> str:
-    """Two tables: the speed, and the parts of a step."""
+    """Return two tables: the speed, and the parts of a step."""
     speed = Table(
         f"{found['vocabulary']:,} words in the vocabulary",
-        ["softmax", "words/s", "ms a step", "of them asked for by the host"],
+        ["softmax", "words/s", "ms a step", "ms to launch it"],
         [
             [name, round(found[name]["words_per_second"]), found[name]["step_ms"], found[name]["host_ms"]]
             for name in HEADS
@@ -226,12 +234,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", default="paper", choices=tuple(PRESETS))
     parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
     parser.add_argument("--optimizer", default="one-pass-adam", choices=OPTIMIZERS)
-    parser.add_argument("--loop", action="store_true", help="launch every kernel of a step: no CUDA graphs")
-    parser.add_argument("--rounds", type=int, default=10, help="blocks of about a second of each head")
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds, shared by the vocabularies")
-    parser.add_argument("--quick", action="store_true", help="toy sizes, to see that it works")
-    parser.add_argument("--json", type=Path, help="where to write all numbers")
-    parser.add_argument("--commit", default=None, help="to name in the record (default: asked of git)")
+    parser.add_argument("--loop", action="store_true", help="launch every kernel of a step, without CUDA graphs")
+    parser.add_argument("--rounds", type=int, default=10, help="blocks of about a second for each head (default 10)")
+    parser.add_argument(
+        "--budget", type=float, default=300.0, help="seconds for all vocabularies together (default 300)"
+    )
+    parser.add_argument("--quick", action="store_true", help="toy sizes, to see whether everything runs")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--commit", default=None, help="commit to name in the record (default: that of git)")
     arguments = parser.parse_args(argv)
     began = time.monotonic()
     if arguments.quick:

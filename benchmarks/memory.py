@@ -1,12 +1,12 @@
-"""The evaluation-time memories against the loops they replace, in the same run.
+"""The memories for evaluation against the loops that they replace, in the same run.
 
     python -m benchmarks.memory [--device cuda] [--json FILE]
 
-The cache's peer is a loop in the style of the public ``pointer.py``: a dense one-hot history, one token at a time over
-all classes; unlike that one it is used from the first entry on. MbPA's peer copies the output layer for every query
-and adapts the copy by autograd. Activations and the model's own probabilities are given to both sides. The loops are
-timed on few tokens, at a full window, taking turns with ours; what to look at is the ratio. On a CPU both sides use
-one thread unless told otherwise: threads that wait for a core of a busy machine would be all that is seen.
+The cache is compared with a loop in the style of the public ``pointer.py``: a dense one-hot history, one token at a
+time over all classes; unlike ``pointer.py`` it predicts from the first entry on. MbPA is compared with a loop that
+copies the output layer for every query and adapts the copy by autograd. Both sides are given the activations and the
+model's probabilities. The loops are timed on few tokens, at a full window, in turn with ours; the ratio is the result.
+On a CPU both sides use one thread by default, because on a busy machine several threads mostly wait for a core.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ADAPTATION = {"learning_rate": 0.3, "l2": 0.5}
 
 
 def text(length: int, features: int, classes: int, device: str) -> tuple[Tensor, Tensor]:
-    """Activations and Zipfian words that tend to follow similar activations."""
+    """Return activations, and words with Zipf's frequencies that tend to follow similar activations."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.arange(1, classes + 1, dtype=torch.float64)
     words = torch.multinomial(1 / ranks, length, replacement=True, generator=generator)
@@ -72,7 +72,7 @@ def text(length: int, features: int, classes: int, device: str) -> tuple[Tensor,
 
 
 def pointer_loop(h: Tensor, one_hot: Tensor, targets: Tensor, model: Tensor, first: int, window: int) -> list[float]:
-    """log of the mixture for the targets at first …, one for each row of ``model``, distributions over all classes."""
+    """Return the log of the mixture for the targets from ``first`` on, one for each distribution in ``model``."""
     found = []
     for t, p in enumerate(model, start=first):
         low = max(0, t - window)
@@ -87,7 +87,7 @@ def pointer_loop(h: Tensor, one_hot: Tensor, targets: Tensor, model: Tensor, fir
 def copy_and_adapt(
     query: Tensor, keys: Tensor, labels: Tensor, target: Tensor, head: nn.Linear, k: int, n: int
 ) -> float:
-    """log p(target) of a layer copied for this query and adapted in n steps."""
+    """Return log p(target) of a layer that is copied for this query and adapted in n steps."""
     distance = (keys - query).square().sum(1)
     near = distance.topk(min(k, len(keys)), largest=False)
     weights = (1e-3 + near.values).reciprocal()
@@ -107,6 +107,7 @@ def copy_and_adapt(
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
+    """Return the seconds that ``work`` takes, with all that it launched."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -119,9 +120,9 @@ def seconds(work: Callable[[], object], device: str) -> float:
 def compare(
     ours: Callable[[], object], n: int, loop: Callable[[], object], m: int, device: str, rounds: int
 ) -> dict[str, Any]:
-    """Seconds a token of both, taking turns."""
+    """Measure the seconds of both for each token, in turn; ours handles n tokens in a call and the loop m."""
     times: dict[str, list[float]] = {"ours": [], "loop": []}
-    ours()  # warm
+    ours()  # The first call is slower.
     for _ in range(rounds):
         times["loop"].append(seconds(loop, device) / m)
         times["ours"].append(seconds(ours, device) / n)
@@ -135,11 +136,12 @@ def perplexity(log_probs: Tensor | list[float]) -> float:
 
 @torch.no_grad()
 def bench_cache(size: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
+    """Compare the cache with its loop: the same perplexity, and the time of each token."""
     n, few = size["window"], size["loop_tokens"]
     h, targets = text(n + size["tokens"], size["features"], size["classes"], device)
     head = nn.Linear(size["features"], size["classes"], device=device)
     result: dict[str, Any] = {}
-    for dtype in (torch.float64, torch.float32):  # the same perplexity, from the first entry on and at a full window
+    for dtype in (torch.float64, torch.float32):  # Compared from the first entry on and at a full window.
         g, layer = h[: n + few].to(dtype), copy.deepcopy(head).to(dtype)
         one_hot = torch.zeros(n + few, size["classes"], dtype=dtype, device=device)
         one_hot[torch.arange(n + few, device=device), targets[: n + few]] = 1
@@ -153,7 +155,7 @@ def bench_cache(size: dict[str, int], device: str, rounds: int) -> dict[str, Any
         result[f"perplexity_{dtype}"] = pair
         if abs(pair[0] / pair[1] - 1) > (1e-6 if dtype == torch.float64 else 1e-4):
             raise AssertionError(f"loop and cache disagree in {dtype}: perplexity {pair[0]} and {pair[1]}")
-    # The last round was float32: its history is the loop's.
+    # The last round was in float32, so its history serves the loop.
     late = distributions[few:]
     cache = NeuralCache(n, THETA)
 
@@ -170,7 +172,7 @@ def bench_cache(size: dict[str, int], device: str, rounds: int) -> dict[str, Any
 def beside_the_layer(
     h: Tensor, targets: Tensor, head: nn.Linear, size: dict[str, int], device: str, rounds: int
 ) -> dict[str, Any]:
-    """Output layer alone, and with the cache after it; in bfloat16 on a GPU, as the fused loss takes it."""
+    """Time the output layer alone and the cache after it; on a GPU in bfloat16, which the fused loss needs."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     n = size["window"]
     last = min(n + size["layer_tokens"], len(h))
@@ -181,7 +183,7 @@ def beside_the_layer(
     for turn in range(rounds + 1):
         layer = seconds(lambda: linear_log_prob(h[n:last], weight, targets[n:last]), device)
         after = seconds(lambda: cache.sequence_log_prob(h[n:last], targets[n:last]), device)
-        if turn:  # the first one warms
+        if turn:  # The first turn is slower.
             times["layer"].append(layer / (last - n))
             times["cache"].append(after / (last - n))
     median = {name: statistics.median(values) for name, values in times.items()}
@@ -194,6 +196,7 @@ def beside_the_layer(
 
 
 def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Compare MbPA with its loop: the same perplexity, and the time of each query."""
     n, k = size["window"], size["neighbours"]
     queries = size["queries"] if steps == 1 else size["two_step_queries"]
     few = min(size["loop_queries"], queries)
@@ -219,7 +222,7 @@ def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> di
 
 
 def header(device: str, commit: str | None) -> dict[str, Any]:
-    """What the numbers depend on beside the sizes."""
+    """Return what the numbers depend on besides the sizes."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -245,11 +248,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--threads", type=int, default=1, help="of both sides, on a CPU (default 1: see above)")
-    parser.add_argument("--commit", help="to name in the record (default: asked of git)")
-    parser.add_argument("--only", choices=["cache", "mbpa"])
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default 3)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of both sides (default 1: see above)")
+    parser.add_argument("--commit", help="commit to name in the record (default: that of git)")
+    parser.add_argument("--only", choices=["cache", "mbpa"], help="measure only this memory")
     for name in SIZES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     options = parser.parse_args(arguments)

@@ -1,8 +1,7 @@
-"""What the rule adds to a training step of the output layer.
+"""The time that the rule adds to a training step of the output layer.
 
-Three heads of the same size take turns, one step each; the medians' ratios are what to look at. On a CPU one thread is
-used, because threads that wait for a core of a busy machine would be all that is seen, and the milliseconds are only
-an orientation.
+Three heads of the same size take turns, one step each; the ratios of the medians are the result. On a CPU one thread is
+used, because on a busy machine several threads mostly wait for a core; the milliseconds are only an orientation.
 
     python -m benchmarks.rule_overhead [--device cuda] [--json FILE]
 """
@@ -27,11 +26,11 @@ SHAPES = {
     "cpu": [(32, 64, 1_623), (256, 128, 10_000), (512, 256, 33_278)],
     "cuda": [(32, 64, 1_623), (8_192, 1_024, 32_768), (4_096, 512, 267_735)],
 }
-"""(activations, features, classes): the image curriculum, and language models of growing vocabulary."""
+"""(activations, features, classes) of the image curriculum and of language models with growing vocabularies."""
 
 
 def steps_of(n: int, features: int, classes: int, device: str) -> dict[str, Callable[[Tensor, Tensor], None]]:
-    """One training step of each head: nn.Linear, ours with the writes off, ours."""
+    """Return the training steps of three heads: nn.Linear, ours without writes, and ours."""
     linear = nn.Linear(features, classes, bias=False, device=device)
     heads = [HebbianSoftmax(features, classes, gamma=0.1, limit=50, device=device) for _ in range(2)]
     heads[0].memorizing = False
@@ -52,12 +51,13 @@ def steps_of(n: int, features: int, classes: int, device: str) -> dict[str, Call
 
 
 def zipf_targets(n: int, classes: int, device: str) -> Tensor:
+    """Return n targets with Zipf's frequencies."""
     ranks = torch.arange(1, classes + 1, dtype=torch.float64, device=device)
     return torch.multinomial(1 / ranks, n, replacement=True)
 
 
 def measure(shape: tuple[int, int, int], device: str, rounds: int, warmup: int = 3) -> dict[str, float]:
-    """Median milliseconds of a step for each head."""
+    """Return the median milliseconds of a step for each head."""
     n, features, classes = shape
     steps = steps_of(n, features, classes, device)
     times: dict[str, list[float]] = {name: [] for name in steps}

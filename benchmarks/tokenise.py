@@ -1,7 +1,9 @@
-"""NLTK called as the paper's script calls it, beside the lab's tokeniser, on the same books in one process.
+"""The lab's tokeniser against NLTK called as in the paper's script, on the same books in one process.
 
-python -m benchmarks.tokenise BOOKS [--count N] [--profile], BOOKS a folder or an archive of .txt files. NLTK's English
-model must be findable (NLTK_DATA). The two take turns book by book, so that other work on the machine slows both.
+    python -m benchmarks.tokenise BOOKS [--count N] [--profile]
+
+BOOKS is a folder or an archive of .txt files. NLTK must find its English model (NLTK_DATA). The two take turns book by
+book, so that other work on the machine slows both.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from hebbian_softmax.lab.data.tokenise import Tokeniser
 
 
 def by_nltk(text: str) -> list[str]:
+    """Return the tokens of a text as the paper's script makes them."""
     tokens: list[str] = []
     for sentence in nltk.sent_tokenize(text.replace("\r", " ").replace("\n", " ")):
         tokens += [*nltk.word_tokenize(sentence), "<eos>"]
@@ -27,15 +30,15 @@ def by_nltk(text: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("books", metavar="BOOKS", type=Path)
+    parser.add_argument("books", metavar="BOOKS", type=Path, help="folder or archive of .txt files")
     parser.add_argument("--count", metavar="N", type=int, default=20, help="books to read (default: 20)")
-    parser.add_argument("--profile", action="store_true", help="show where the lab's time goes")
+    parser.add_argument("--profile", action="store_true", help="show which functions take the lab's time")
     arguments = parser.parse_args()
     texts = [
         content.decode("utf-8", "replace")
         for _, content in itertools.islice(read_texts(arguments.books), arguments.count)
     ]
-    by_nltk("It loads. Its model.")
+    by_nltk("The first call loads the model.")
     tokeniser, seconds, tokens = Tokeniser(), {"nltk": 0.0, "lab": 0.0}, 0
     for text in texts:
         began = time.process_time()

@@ -62,6 +62,15 @@ def assert_exact(
     _check(found, exact, ulps * (_ulp(exact, found.dtype) if scale is None else scale * _eps(found.dtype)), name)
 
 
+def assert_rounded_once(found: Tensor, exact: Tensor, *, units: float = 0.5) -> None:
+    """Check that ``found`` was computed in float32 at least and then rounded to its dtype, by ``units`` at most."""
+    dtype = torch.promote_types(found.dtype, torch.float32)
+    off = _distance(found, exact, "the result")
+    size = exact.detach().double().cpu().abs()
+    allowed = units * _eps(found.dtype) * size + ULPS * _ulp(exact, dtype)
+    assert bool((off <= allowed).all()), f"off by {float(off.max()):.3g}"
+
+
 def _check(found: Tensor, exact: Tensor, allowed: float, name: str) -> None:
     distance = _distance(found, exact, name)
     if distance.numel() and float(distance.max()) > allowed:

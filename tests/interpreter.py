@@ -6,7 +6,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -43,3 +47,30 @@ def compile_apart(program: str, cache: Path) -> None:
     }
     done = subprocess.run([sys.executable, root / "tests" / program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    options: dict[str, Any]
+
+
+@contextmanager
+def recorded_launches(run: bool = True) -> Iterator[list[Launch]]:
+    """List the launches of all kernels; with ``run=False`` they do nothing else."""
+    from triton.runtime.jit import KernelInterface
+
+    found: list[Launch] = []
+    original = KernelInterface.__getitem__
+
+    def recorded(kernel: Any, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            found.append(Launch(kernel.__name__, grid, options))
+            return original(kernel, grid)(*args, **options) if run else None
+
+        return launch
+
+    with patch.object(KernelInterface, "__getitem__", recorded):
+        yield found

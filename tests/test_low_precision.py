@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
+from hebbian_softmax import HebbianSoftmax, OnePassAdam
 from tests.interpreter import quiet
-from tests.one_pass import FEATURES, any_device, batch, model, train
+from tests.one_pass import FEATURES, SmallRMSprop, any_device, batch, model, train
 
 pytestmark = quiet
 device = any_device
@@ -22,7 +21,7 @@ device = any_device
 def test_the_copy_is_the_weight(change: str, device: str, request: pytest.FixtureRequest) -> None:
     net = model(device)
     head = net["head"]
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    optimizer = SmallRMSprop(net.parameters(), head=head)
     train(net, optimizer, range(2))
     copied = head.low_precision.of(head.weight)
     if change == "in place":
@@ -49,7 +48,7 @@ def test_the_loss_uses_the_copy(device: str) -> None:
     net = model(device)
     head = net["head"]
     h, y = torch.randn(8, FEATURES, device=device), batch(0, device)[1]
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    optimizer = SmallRMSprop(net.parameters(), head=head)
     head.low_precision.of(head.weight).zero_()  # to be recognised: all classes are then equally likely
     alike = math.log(head.num_classes)
     assert head.loss(h, y).item() != pytest.approx(alike)
@@ -68,7 +67,7 @@ def test_the_loss_uses_the_copy(device: str) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_an_evaluation_in_inference_mode_may_come_first(reduction: str, device: str) -> None:
     net = model(device)
-    head, optimizer = net["head"], OnePassRMSprop(net.parameters(), head=net["head"])
+    head, optimizer = net["head"], SmallRMSprop(net.parameters(), head=net["head"])
     h, y = torch.randn(8, FEATURES, device=device, dtype=torch.bfloat16), batch(0, device)[1]
     with torch.inference_mode():
         head.loss(h, y)
@@ -82,7 +81,7 @@ def test_an_evaluation_in_inference_mode_may_come_first(reduction: str, device: 
 def test_the_copy_is_not_for_functional_transforms() -> None:
     net = model("cpu")
     calls, h, y = Calls(net["head"]), torch.randn(8, FEATURES), batch(0, "cpu")[1]
-    OnePassRMSprop(net.parameters(), head=net["head"])
+    SmallRMSprop(net.parameters(), head=net["head"])
 
     def loss(weight: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -106,7 +105,7 @@ def test_the_copy_of_a_weight_that_changes_its_layout(device: str) -> None:
     net = model(device)
     head = net["head"]
     head.weight.data = head.weight.data.mT.contiguous().mT
-    optimizer = OnePassRMSprop(net.parameters(), head=head)
+    optimizer = SmallRMSprop(net.parameters(), head=head)
     head.low_precision.of(head.weight)
     head.weight.data = head.weight.data.contiguous()
     train(net, optimizer, range(1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hebbian_softmax import SVM, Euclidean, HebbianSoftmax, InnerProduct, SparseSoftmax, objectives
+from hebbian_softmax import SVM, Euclidean, HebbianSoftmax, InnerProduct, SparseSoftmax
 from hebbian_softmax.objectives import nearest_rows, project, resolve_objective
 
 RADIUS = 10.0
@@ -63,8 +65,8 @@ def test_values_are_the_papers() -> None:
     inner = [float(w[0] @ row) for row in near[0]]
     penalty = sum(0.3 * value for value in inner if value > 0.1)
     assert SVM(xi=0.3, epsilon=0.1).value(w, h, near).item() == pytest.approx(float(w[0] @ h[0]) - penalty)
-    g_smax = torch.exp(w[0] @ h[0]) / sum(torch.exp(torch.tensor(value)) for value in inner)
-    assert SparseSoftmax().value(w, h, near).exp().item() == pytest.approx(float(g_smax), rel=1e-6)
+    g_smax = torch.exp(w[0] @ h[0]) / sum(math.exp(value) for value in inner)
+    assert SparseSoftmax().value(w, h, near).exp().item() == pytest.approx(float(g_smax), rel=1e-9)
 
 
 @given(seed=st.integers(0, 10_000), size=st.sampled_from([0.1, 1.0, 5.0, 40.0]), k=st.integers(1, 12))
@@ -114,19 +116,15 @@ def literal_svm(h: Tensor, own: int, weight: Tensor, k: int) -> tuple[Tensor, fl
 def test_smax_rises_and_converges_to_the_float64_optimum(size: float) -> None:
     h, rows, own, weight = problem(size=size, features=4)
     near = weight[nearest_rows(h, own, weight, 6)]
-    values = [
-        SparseSoftmax(neighbours=6, steps=steps).value(
-            SparseSoftmax(neighbours=6, steps=steps)(h, rows, own, weight), h, near
-        )
-        for steps in (0, 1, 5, 20, 20_000)
-    ]
+    points = [SparseSoftmax(neighbours=6, steps=steps)(h, rows, own, weight) for steps in (0, 1, 5, 20, 8_000)]
+    values = [SparseSoftmax().value(point, h, near) for point in points]
     for lower, higher in itertools.pairwise(values):
         assert bool((higher >= lower - 1e-12).all())
-    w = SparseSoftmax(neighbours=6, steps=20_000)(h, rows, own, weight).requires_grad_()
+    w = points[-1].requires_grad_()
     (gradient,) = torch.autograd.grad(SparseSoftmax().value(w, h, near).sum(), w)
     # log g is concave, so max_v ∇·(v − w) over the ball bounds how far below the optimum w is.
     gap = RADIUS * gradient.norm(dim=1) - (gradient * w).sum(1)
-    assert float(gap.detach().max()) < 1e-6
+    assert float(gap.detach().max()) < 1e-5
 
 
 @given(
@@ -148,12 +146,11 @@ def test_project_leaves_the_inside_alone() -> None:
     assert torch.equal(project(inside, 100.0), inside)
 
 
-@pytest.mark.parametrize("objective", ALL)
-def test_chunks_change_nothing(objective, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("objective", [SVM(neighbours=5), SparseSoftmax(neighbours=5)])
+def test_chunks_change_nothing(objective) -> None:
     h, rows, own, weight = problem(k=9)
-    whole = objective(h, rows, own, weight)
-    monkeypatch.setattr(objectives, "_WORKSPACE", 2 * weight.numel())
-    torch.testing.assert_close(objective(h, rows, own, weight), whole, rtol=1e-12, atol=1e-12)
+    in_chunks = replace(objective, workspace=2 * weight.numel())
+    torch.testing.assert_close(in_chunks(h, rows, own, weight), objective(h, rows, own, weight), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["svm", "smax"])

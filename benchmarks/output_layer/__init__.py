@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its profiler tells of every start and stop
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # Before torch is imported, whose profiler would print every start and stop.

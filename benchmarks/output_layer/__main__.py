@@ -1,12 +1,12 @@
-"""Forward and backward of the output layer's loss, ours against torch and its peers: one table, and JSON.
+"""Forward and backward pass of the output layer's loss, ours against torch and other packages: one table, and JSON.
 
     python -m benchmarks.output_layer                                          # small shapes on this CPU
     PYTHONPATH=src:peers python -m benchmarks.output_layer --device cuda --json h200.json
 
-eq TFLOP/s is 6·N·d·V over the time: three matrix products, which no exact computation can do without. The peak they
-are compared with is the best matrix product of the same run. Extra memory does not count the gradients that are
-returned (a step returns none, so there they count). Errors are against float64. On a CPU one thread is used unless
-told otherwise: threads that wait for a core of a busy machine would be all that is seen.
+eq TFLOP/s is 6·N·d·V over the time: three matrix products, which every exact computation needs. The peak is the best
+matrix product of the same run. Extra memory does not include the returned gradients; a step returns none, so there it
+includes them. Errors are relative to float64. On a CPU one thread is used by default, because on a busy machine several
+threads mostly wait for a core.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.output_layer", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--shapes", help="only these, for example A,B (CUDA) or 1,2 (CPU)")
+    parser.add_argument("--shapes", help="only these shapes, for example A,B (CUDA) or 1,2 (CPU)")
     parser.add_argument("--only", help="only contenders whose name contains one of these words, for example ours,liger")
     parser.add_argument("--no-sweeps", action="store_true", help="leave out the sweeps over V and N")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
-    parser.add_argument("--budget", type=float, help="seconds after which what remains is skipped (CUDA: 440)")
+    parser.add_argument("--budget", type=float, help="seconds after which the rest is skipped (default on CUDA: 440)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--commit", help="commit to name in the record (default: asked of git)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--commit", help="commit to name in the record (default: that of git)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether everything runs")
     return parser.parse_args(arguments)
 
 
 def command_line(arguments: list[str]) -> str:
-    """What was called, without the folders of this machine."""
+    """Return the command line without the folders of this machine."""
     return " ".join(["python -m benchmarks.output_layer", *(Path(a).name if "/" in a else a for a in arguments)])
 
 
@@ -54,13 +54,13 @@ def main(arguments: list[str] | None = None) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     device, quick = options.device, options.quick
     if device == "cuda":
-        gc.freeze()  # what is imported stays: collecting between contenders then takes no time
+        gc.freeze()  # Imported objects stay alive, so collecting between contenders is fast.
     specs = problems.QUICK if quick else problems.CUDA if device == "cuda" else problems.CPU
     if options.shapes:
         names = options.shapes.split(",")
         unknown = set(names) - {spec.name for spec in specs}
         if unknown:
-            raise SystemExit(f"--shapes: no {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in specs)}")
+            raise SystemExit(f"--shapes: unknown {', '.join(sorted(unknown))}; use {', '.join(s.name for s in specs)}")
         specs = [spec for spec in specs if spec.name in names]
 
     head = report.header(device, options.commit, command_line(sys.argv[1:] if arguments is None else arguments))

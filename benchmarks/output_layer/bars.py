@@ -1,4 +1,4 @@
-"""What the library promises of its output layer on one H200, checked against the entries of a run."""
+"""What the library promises about its output layer on one H200, checked against the entries of a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from benchmarks.output_layer.measuring import Entry
 SHARE_OF_PEAK = {"A": 0.85, "B": 0.78, "C": 0.60}
 RULE_SHARE = {"A": 0.005, "B": 0.015, "C": 0.015}
 RULE_MS = {"B": 0.060}
-"""At B the rule passes by its share or by this time."""
+"""At B the rule passes by its share of the step or by this time."""
 AHEAD_OF_PEERS = {"A": 4.0, "B": 1.1, "C": 4.5}
 EXTRA_BYTES = {"A": 4e9, "B": 0.5e9, "C": 1e9}
 
 
 @dataclass
 class Bar:
+    """One promise, and how a run meets it."""
+
     what: str
     limit: str
     value: str
     passed: bool | None
-    """None where it was not measured."""
+    """None if it was not measured."""
 
     def line(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "not measured"}[self.passed]
@@ -28,7 +30,7 @@ class Bar:
 
 
 def check(entries: list[Entry], peak_tflops: float) -> list[Bar]:
-    """For the gradient of W in fp32, as it is summed, and once more for one rounded to bf16."""
+    """Check the bars for a gradient of W in fp32, in which it is summed, and again for one rounded to bf16."""
     return [
         bar
         for shape in SHARE_OF_PEAK
@@ -62,8 +64,10 @@ def _share(shape: str, ours: Entry | None, peak: float) -> Bar:
 
 
 def _rule(shape: str, here: list[Entry], kind: str) -> Bar:
-    """Of all optimizers the one where the rule takes most of what it may; kernels by the profiler, and the steps'
-    medians beside."""
+    """Check the optimizer with which the rule takes most of its limit, by the profiler's kernel times.
+
+    The difference of the steps' medians is shown, too.
+    """
     limit = f"<= {100 * RULE_SHARE[shape]:g} % of the step"
     if shape in RULE_MS:
         limit += f" or {1e3 * RULE_MS[shape]:g} us"
@@ -88,7 +92,7 @@ def _rule(shape: str, here: list[Entry], kind: str) -> Bar:
 
 
 def added_by_write(entry: Entry, entries: list[Entry]) -> float | None:
-    """Median milliseconds of a step with the write less those of the same step without."""
+    """Return the median milliseconds of a step with the write less those of the same step without it."""
     name = entry.contender.partition(" + write")[0]
     without = next((e.ms for e in entries if e.contender == name and e.spec == entry.spec), None)
     return None if without is None or entry.ms is None else entry.ms - without

@@ -1,4 +1,4 @@
-"""Who is compared: ours, plain torch, and a short loop over chunks. The peers' packages are in peers.py."""
+"""The losses to compare: ours, plain torch, and a short loop over chunks. Other packages are in peers.py."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from hebbian_softmax.loss import linear_cross_entropy
 from hebbian_softmax.loss.api import cross_entropy
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Mean loss, gradient of h, gradient of W."""
+"""The mean loss, the gradient of h and the gradient of W."""
 Run = Callable[[], Gradients | None]
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(h, W, targets, bias) -> mean loss."""
+"""A function (h, W, targets, bias) -> mean loss."""
 
 
 class UnavailableError(Exception):
-    """Raised by a contender that does not run on this device or these sizes: skipped, not failed."""
+    """Raised by a contender that does not run on this device or at this size: it is skipped and has not failed."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """``build(problem)`` returns what is timed, and a note. It raises where it cannot run: the reason is reported."""
+    """One way to compute the loss; ``build(problem)`` returns a run and a note, or raises the reason why it cannot."""
 
     name: str
     kind: str
-    """ours, baseline, peer (as it comes), tuned, padded, approximate, graph, step, or step with write."""
+    """ours, baseline, peer (with its defaults), tuned, padded, approximate, graph, step, or step with write."""
     build: Callable[[Problem], tuple[Run, str]]
     optional: bool = False
-    """Slow to prepare (a compile), so after everything else of the same shape."""
+    """Whether it is slow to prepare (a compile), so that it comes after everything else of the same shape."""
 
 
 def differentiate(loss: Loss, problem: Problem) -> Run:
+    """Return a run of forward and backward."""
+
     def run() -> Gradients:
         value = loss(problem.h, problem.weight, problem.targets, problem.bias)
         h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, problem.weight))
@@ -47,10 +49,13 @@ def differentiate(loss: Loss, problem: Problem) -> Run:
 
 
 def plain(loss: Loss, note: str = "") -> Callable[[Problem], tuple[Run, str]]:
+    """Return the ``build`` of a loss that needs no preparation."""
     return lambda problem: (differentiate(loss, problem), note)
 
 
 def ours(problem: Problem) -> tuple[Run, str]:
+    """Build our loss."""
+
     def loss(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
         return linear_cross_entropy(h, weight, targets, linear_bias=bias)
 
@@ -58,7 +63,7 @@ def ours(problem: Problem) -> tuple[Run, str]:
 
 
 def ours_master(problem: Problem) -> tuple[Run, str]:
-    """W of mixed precision training: an fp32 master that takes the gradient, and the bf16 copy that is read."""
+    """Build our loss for mixed precision: the gradient goes to an fp32 W, and products read its bf16 copy."""
     copy = problem.weight.detach()
     if copy.dtype != torch.bfloat16:
         raise UnavailableError("the weight is in float32 already")
@@ -72,7 +77,7 @@ def ours_master(problem: Problem) -> tuple[Run, str]:
     }
 
     def run() -> Gradients:
-        value = cross_entropy(problem.h, master, problem.targets, copy=copy, **options)  # what head.loss calls
+        value = cross_entropy(problem.h, master, problem.targets, copy=copy, **options)  # As in head.loss.
         h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, master))
         return value.detach(), h_gradient, weight_gradient
 
@@ -80,7 +85,7 @@ def ours_master(problem: Problem) -> tuple[Run, str]:
 
 
 def ours_graph(problem: Problem) -> tuple[Run, str]:
-    """Forward and backward captured once: what remains when launches cost nothing."""
+    """Build our loss as a CUDA graph, which has no cost of launches."""
     if problem.h.device.type != "cuda":
         raise UnavailableError("CUDA graphs need a CUDA device")
     run, _ = ours(problem)
@@ -88,7 +93,7 @@ def ours_graph(problem: Problem) -> tuple[Run, str]:
 
 
 def captured(run: Run) -> Run:
-    """The same as the replay of a CUDA graph."""
+    """Return the replay of a CUDA graph of ``run``."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -119,7 +124,7 @@ def compiled(problem: Problem) -> tuple[Run, str]:
 
 
 class ChunkedLoop(torch.autograd.Function):
-    """What one writes in an afternoon: the gradients of 1024 rows at a time, in the forward pass."""
+    """A simple loop over chunks: the gradients of some rows at a time, in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, rows: int) -> Tensor:
@@ -132,7 +137,7 @@ class ChunkedLoop(torch.autograd.Function):
             lse = z.logsumexp(1, keepdim=True)
             loss += (lse - z.gather(1, y)).sum()
             p = z.sub_(lse).exp_()
-            p.scatter_add_(1, y, torch.full_like(y, -1, dtype=p.dtype))  # in fp32: p - 1 cancels near p = 1
+            p.scatter_add_(1, y, torch.full_like(y, -1, dtype=p.dtype))  # In fp32, because p - 1 cancels near p = 1.
             dz = p.div_(len(h)).to(h.dtype)
             h_gradient[start : start + rows] = dz @ weight
             weight_gradient += dz.T @ x

@@ -1,4 +1,4 @@
-"""How it is measured: time, memory and error of one contender at a time, and the machine's own GEMM rate."""
+"""Measuring: time, memory and error of each contender, and the machine's rate of matrix products (GEMM)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.output_layer.problems import Problem, Reference, Spec
 from benchmarks.output_layer.profiling import peak_cpu_bytes
 
 TOLERANCE = {torch.bfloat16: 0.1, torch.float32: 1e-3}
-"""Relative gradient errors above this are called wrong. bf16 rounds logits, their gradients and sums to 0.4 % each."""
+"""Relative gradient errors above this count as wrong. bf16 rounds logits, their gradients and sums by 0.4 % each."""
 
 
 @dataclass
@@ -36,21 +36,23 @@ class Entry:
     note: str = ""
     ms: float | None = None
     host_ms: float | None = None
-    """Until everything was launched; on a GPU more than ``ms`` if the host is what one waits for."""
+    """The milliseconds until everything was launched; on a GPU more than ``ms`` if the host is slower."""
     repeats: int = 0
     extra_bytes: int | None = None
-    """Peak memory over what was there before, less the returned gradients of h and W."""
+    """The peak memory beyond what was held before, less the returned gradients of h and W."""
     kernels: dict[str, float] | None = None
-    """Device milliseconds by kernel."""
+    """The device's milliseconds for each kernel."""
     errors: dict[str, float] | None = None
     rule_ms: float | None = None
-    """Device time of the rule's own kernels in one step."""
+    """The device's time for the rule's kernels in one step."""
 
     def tflops(self) -> float | None:
+        """Return the equivalent TFLOP/s; None if the time is not known."""
         return None if self.ms is None else equivalent_tflops(self.spec.flops, self.ms)
 
 
 def equivalent_tflops(flops: int, ms: float) -> float:
+    """Return the TFLOP/s of a computation that needs this many operations."""
     return flops / ms / 1e9
 
 
@@ -62,12 +64,12 @@ def synchronize(device: str) -> None:
 def free_memory(device: str) -> None:
     if device == "cuda":
         gc.collect()
-        with contextlib.suppress(Exception):  # a lost device is noticed, and told, by the session
+        with contextlib.suppress(Exception):  # The session notices and reports a lost device.
             torch.cuda.empty_cache()
 
 
 def reason_of(error: BaseException) -> str:
-    """One line of an exception, without the paths of this machine."""
+    """Return one line about an exception, without the paths of this machine."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         wanted = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         return "out of memory" + (f" (asked for {wanted[1]} more)" if wanted else "")
@@ -77,7 +79,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def mark(device: str) -> Any:
-    """Now, on the device's own clock."""
+    """Return the time now, on the device's own clock."""
     if device != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -107,7 +109,7 @@ def relative_error(value: Tensor, truth: Tensor) -> float:
 
 
 def errors_of(outputs: Gradients, truth: Reference) -> dict[str, float]:
-    """Relative Frobenius errors of the sampled rows; dW apart for classes of the batch and for any classes."""
+    """Return the relative Frobenius errors of the sampled rows; those of dW for classes of the batch and for any."""
     loss, h_gradient, weight_gradient = outputs
     half = len(truth.classes) // 2
     rows, expected = weight_gradient[truth.classes], truth.weight_gradient
@@ -122,7 +124,7 @@ def errors_of(outputs: Gradients, truth: Reference) -> dict[str, float]:
 def first_runs(
     entry: Entry, contender: Contender, problem: Problem, truth: Reference | None, device: str
 ) -> tuple[Run, float]:
-    """Build, warm up, and read seconds, memory and errors off the second run (the first may compile and tune)."""
+    """Build and run twice; take seconds, memory and errors from the second run, because the first may compile."""
     run, entry.note = contender.build(problem)
     run()
     synchronize(device)
@@ -135,10 +137,10 @@ def first_runs(
     entry.host_ms = 1e3 * (time.perf_counter() - start)
     synchronize(device)
     seconds = time.perf_counter() - start
-    if device == "cuda" and contender.kind != "graph":  # a graph holds its memory before the replay
+    if device == "cuda" and contender.kind != "graph":  # A graph holds its memory before the replay.
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = torch.cuda.max_memory_allocated() - before - returned
-    elif device == "cpu" and seconds < 10:  # watching it costs a third run
+    elif device == "cpu" and seconds < 10:  # Watching the memory takes a third run.
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = peak_cpu_bytes(run) - returned
     if outputs is not None and truth is not None:
@@ -157,9 +159,9 @@ def _size(errors: dict[str, float] | None, name: str) -> float:
 def measure(
     contenders: list[Contender], problem: Problem, truth: Reference | None, device: str, seconds: float = 1.0
 ) -> list[Entry]:
-    """Entries of contenders that take turns, one run each, for about ``seconds`` each; medians.
+    """Measure contenders that take turns, one run each, for about ``seconds`` each, and return entries with medians.
 
-    Whatever a contender raises becomes its entry, and its memory is freed.
+    If a contender raises, its entry tells the reason, and its memory is freed.
     """
     entries = [Entry(problem.spec, c.name, c.kind) for c in contenders]
     runs: dict[int, Run] = {}
@@ -175,7 +177,7 @@ def measure(
             entries[i].reason = reason_of(error)
             marks[i].clear()
         runs.pop(i, None)
-        free_memory(device)  # after the except block: the traceback keeps the tensors
+        free_memory(device)  # After the except block, because the traceback keeps tensors alive.
 
     def prepare(i: int) -> None:
         runs[i], each[i] = first_runs(entries[i], contenders[i], problem, truth, device)
@@ -191,7 +193,7 @@ def measure(
         turns = sum(each[i] for i in runs)
         chance = random.Random(0)
         for _ in range(repeats_within(seconds * len(runs), turns, least=3 if turns < 20 else 1)):
-            for i in chance.sample(list(runs), len(runs)):  # nobody always follows the same one
+            for i in chance.sample(list(runs), len(runs)):  # No one always follows the same one.
                 guarded(i, partial(turn, i))
 
     def conclude(i: int) -> None:
@@ -208,7 +210,7 @@ def measure(
 
 
 def sustained_tflops(product: Callable[[], object], flops: int, device: str, seconds: float) -> float:
-    """The rate of a product repeated for ``seconds``: a card runs slower hot than cold."""
+    """Return the rate of a product that is repeated for ``seconds``, because a hot card is slower than a cold one."""
     for _ in range(3):
         product()
     repeats = repeats_within(seconds, seconds_of(product, device), most=100_000)
@@ -223,7 +225,7 @@ def sustained_tflops(product: Callable[[], object], flops: int, device: str, sec
 
 @torch.no_grad()
 def gemm_rates(device: str, dtype: torch.dtype, quick: bool) -> dict[str, float]:
-    """TFLOP/s of a square product and of A's own three, on random data. The largest is the peak of all shares."""
+    """Return the TFLOP/s of a square product and of the three of shape A, on random data; the largest is the peak."""
     large = device == "cuda" and not quick
     seconds = 2.0 if large else 0.05 if quick else 0.5
     side = 8192 if large else 64 if quick else 1024

@@ -1,8 +1,9 @@
-"""The peers' packages, as they come, tuned, and padded. Make them importable with PYTHONPATH.
+"""Losses of other packages, with their defaults, tuned, and padded. Make the packages importable with PYTHONPATH.
 
 Padding appends rows to W so that the vocabulary is a multiple of 64. Where the bias is part of the product (plain
-torch) the padded rows get a bias of -inf, which is exact. Liger adds a bias in passes of its own and Cut Cross-Entropy
-25.1.1 has none, so they get zero rows: a logit of 0, which changes the softmax by less than bf16 shows at 267,735.
+torch), the padded rows get a bias of -inf, which is exact. Liger adds a bias in separate passes and Cut Cross-Entropy
+25.1.1 has none, so they get zero rows: with a logit of 0, these change the softmax of 267,735 classes by less than bf16
+resolves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Build = Callable[[Problem], tuple[Run, str]]
 
 
 def fastest(candidates: Iterable[tuple[str, Run]], device: str) -> tuple[Run, str]:
-    """The fastest of a few settings, each run twice; those that fail (out of memory) are passed over."""
+    """Return the fastest of a few settings, each run twice; settings that fail (out of memory) are left out."""
     best: tuple[float, Run, str] | None = None
     reason = "no setting to try"
     for note, run in candidates:
@@ -40,18 +41,19 @@ def fastest(candidates: Iterable[tuple[str, Run]], device: str) -> tuple[Run, st
 
 
 def needs_cuda(problem: Problem) -> None:
+    """Raise if the problem is not on a CUDA device."""
     if problem.h.device.type != "cuda":
         raise UnavailableError("its kernels need a CUDA device")
 
 
 def liger_loss(budget: int) -> Loss:
-    """Liger's loss; ``budget`` multiplies the memory it allows its logits, N·d elements, and so the rows of a chunk."""
+    """Return Liger's loss; ``budget`` multiplies the N·d logits that it allows itself, and so the rows of a chunk."""
     from liger_kernel.ops.fused_linear_cross_entropy import (  # type: ignore[import-not-found, unused-ignore]
         LigerFusedLinearCrossEntropyFunction as Liger,
     )
 
     def loss(h: Tensor, weight: Tensor, targets: Tensor, _: Tensor | None) -> Tensor:
-        # The public wrapper passes all but the last of these by default values, and not the budget.
+        # The public wrapper has these defaults, too, but does not pass the budget.
         settings = (None, None, -100, 0.0, 0.0, "mean", None, False, None, False, False, False, None, None)
         value: Tensor = Liger.apply(h, weight, targets, *settings, budget)[0]
         return value
@@ -60,7 +62,7 @@ def liger_loss(budget: int) -> Loss:
 
 
 def liger_chunk(problem: Problem, budget: int) -> int:
-    """Rows of a chunk, by Liger's rule."""
+    """Return the rows of a chunk by Liger's rule."""
     (n, features), classes = problem.h.shape, len(problem.weight)
     rows = -(-n // -(-classes // (budget * features)))
     return min(n, 1 << (rows - 1).bit_length())
@@ -76,7 +78,7 @@ def liger_tuned(problem: Problem) -> tuple[Run, str]:
     budgets: dict[int, int] = {}
     for budget in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         rows = liger_chunk(problem, budget)
-        # 32-bit offsets in its kernels: a chunk of 2^31 logits would read elsewhere and lose the device.
+        # Its kernels have 32-bit offsets: a chunk of 2^31 logits would read elsewhere, and the device would be lost.
         if 512 <= rows <= 8192 and rows * len(problem.weight) < 2**31:
             budgets.setdefault(rows, budget)
     runs = ((f"chunks of {rows:,} rows", differentiate(liger_loss(b), problem)) for rows, b in budgets.items())
@@ -95,7 +97,7 @@ def cut_cross_entropy(problem: Problem) -> tuple[Run, str]:
 
 
 def torch_loss(chunk: int | None) -> Loss:
-    """``F.linear_cross_entropy`` (torch 2.13), with its own choice of chunk or with ``chunk`` rows."""
+    """Return ``F.linear_cross_entropy`` (torch 2.13), with the chunk that it chooses or with ``chunk`` rows."""
     if not hasattr(F, "linear_cross_entropy"):
         raise ImportError(f"torch {torch.__version__} has no F.linear_cross_entropy (2.13 has)")
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
@@ -108,9 +110,9 @@ def torch_loss(chunk: int | None) -> Loss:
 
 def torch_default(problem: Problem) -> tuple[Run, str]:
     if problem.h.device.type == "cpu" and problem.spec.classes**2 > 2e9:
-        # V/d chunks or more, each of which adds to all V·d elements of dW.
-        raise UnavailableError("its own choice of chunk takes minutes a call on a CPU at this many classes")
-    return differentiate(torch_loss(None), problem), "its own chunks"
+        # There are at least V/d chunks, and each adds to all V·d elements of dW.
+        raise UnavailableError("with the chunks that it chooses, a call takes minutes on a CPU with this many classes")
+    return differentiate(torch_loss(None), problem), "chunks that it chooses"
 
 
 def torch_tuned(problem: Problem) -> tuple[Run, str]:
@@ -121,7 +123,7 @@ def torch_tuned(problem: Problem) -> tuple[Run, str]:
 
 
 def padded(contender: Contender, how: str) -> Contender:
-    """The same on a padded W: rows of zeros, or zeros that a bias of -inf takes out."""
+    """Return the contender on a padded W: with rows of zeros, or with zeros that a bias of -inf takes out."""
 
     def build(problem: Problem) -> tuple[Run, str]:
         wide = problem.padded()

@@ -1,4 +1,4 @@
-"""What is measured: sizes, and activations, weights and targets drawn for them."""
+"""The problems to measure: sizes, and random activations, weights and targets of these sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spec:
 
     @property
     def flops(self) -> int:
-        """Three products of N·d·V multiply-adds: logits, gradient of h, gradient of W. No exact way needs less."""
+        """The operations of three products (logits, dh and dW), which every exact computation needs."""
         return 6 * self.n * self.features * self.classes
 
     def title(self) -> str:
@@ -46,7 +46,7 @@ QUICK_SWEEPS = {"V": [Spec("V=99", 32, 16, 99)], "N": [Spec("N=8", 8, 16, 128)]}
 
 @dataclass
 class Problem:
-    """The tensors of a spec. ``bias`` is there on padded problems only: -inf on the rows that are padding."""
+    """The tensors of a spec. Only padded problems have a ``bias``, which is -inf on the padding."""
 
     spec: Spec
     h: Tensor
@@ -55,7 +55,7 @@ class Problem:
     bias: Tensor | None = None
 
     def padded(self, multiple: int = 64) -> Problem:
-        """The same problem with zero rows appended to W: a leading dimension of the logits that GEMMs like."""
+        """Return the problem with zero rows appended to W, so that matrix products are fast."""
         rows = -self.spec.classes % multiple
         if not rows:
             raise ValueError(f"{self.spec.classes:,} classes need no padding")
@@ -66,11 +66,12 @@ class Problem:
 
 
 def draw(spec: Spec, device: str, seed: int = 0) -> Problem:
-    """W ~ N(0, 1/d) and targets of Zipf's law; h ~ N(0, 1) ("random"), or near its class's row ("peaked").
+    """Draw W ~ N(0, 1/d), Zipfian targets, and h ~ N(0, 1) ("random") or near the row of its class ("peaked").
 
-    Random logits are those of an untrained model: about N(0, 1), the target no likelier than the rest. Peaked ones
-    are trained-like: h_i = s_i W[y_i] / ‖W[y_i]‖² + noise of size 1/2, so the target's logit is about s_i, chosen as
-    the log of the other classes' sum plus a margin drawn from N(1.5, 1.5²): mean p(target) is about 0.75.
+    Random logits are like those of an untrained model: about N(0, 1), the target no likelier than the rest. Peaked
+    logits are like those of a trained one: h_i = s_i W[y_i] / ‖W[y_i]‖² + noise of size 1/2, so the target's logit is
+    about s_i. That is the log of the other classes' sum plus a margin drawn from N(1.5, 1.5²), so that the mean
+    p(target) is about 0.75.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -85,7 +86,7 @@ def draw(spec: Spec, device: str, seed: int = 0) -> Problem:
     if spec.logits == "peaked":
         noise = 0.5
         others = math.log(spec.classes)
-        for _ in range(20):  # log Σ exp of the others' logits, N(0, ‖h‖²/d), for an h that reaches it
+        for _ in range(20):  # A fixed point: log Σ exp of the others' logits, N(0, ‖h‖²/d), depends on h.
             others = math.log(spec.classes) + (others**2 / spec.features + noise**2) / 2
         rows = weight[targets].float()
         size = others + 1.5 + 1.5 * normal(spec.n)
@@ -95,7 +96,7 @@ def draw(spec: Spec, device: str, seed: int = 0) -> Problem:
 
 @dataclass
 class Reference:
-    """Loss and sampled gradients in float64."""
+    """The loss and sampled gradients in float64."""
 
     loss: float
     target_probability: float
@@ -103,15 +104,15 @@ class Reference:
     h_gradient: Tensor
     classes: Tensor
     weight_gradient: Tensor
-    """Of ``classes``: the first half are targets of the batch, the others are drawn from all classes."""
+    """Rows of dW for ``classes``, of which the first half are targets of the batch and the others any classes."""
 
 
 @torch.no_grad()
 def reference(problem: Problem, sample: int = 64, chunk_bytes: int = 2**31) -> Reference:
-    """The float64 truth for ``sample`` rows of h and ``sample`` rows of W.
+    """Return the float64 truth for ``sample`` rows of h and ``sample`` rows of W.
 
-    A row of dh needs that row's logits only; a row of dW needs its own logit and the log-sum-exp of every row of h,
-    which is one float64 product in chunks of rows.
+    A row of dh needs only the logits of that row. A row of dW needs its own logit and the log-sum-exp of every row of
+    h, which is one float64 product in chunks of rows.
     """
     spec, targets = problem.spec, problem.targets
     h, weight = problem.h.double(), problem.weight.double()

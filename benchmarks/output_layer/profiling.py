@@ -1,4 +1,4 @@
-"""What the profiler tells: the time of kernels, of the rule's own among them, and the memory of a run on a CPU."""
+"""Results of torch's profiler: the time of kernels, among them the rule's, and the memory of a run on a CPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from benchmarks.output_layer.contenders import Run
 
 RULE_RANGES = ("hebbian_softmax::write", "hebbian_softmax::watch")
-"""Profiler ranges in which the library launches the rule's kernels."""
+"""The profiler ranges in which the library launches the rule's kernels."""
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def rule_kernels_ms(run: Run, names: Iterable[str] = RULE_RANGES, steps: int = 3) -> float:
-    """Device milliseconds per step of the kernels launched within profiler ranges of these names."""
+    """Return the device's milliseconds per step for kernels launched within profiler ranges of these names."""
     return kernel_us_within(_trace(run, steps), names) / steps / 1e3
 
 
 def kernels_ms(run: Run, steps: int = 3) -> dict[str, float]:
-    """Device milliseconds per run of every kernel by name, the longest first."""
+    """Return the device's milliseconds per run for every kernel by name, the longest first."""
     found: dict[str, float] = {}
     for event in _trace(run, steps):
         if event.get("cat") in DEVICE_WORK:
@@ -33,7 +33,7 @@ def kernels_ms(run: Run, steps: int = 3) -> dict[str, float]:
 
 
 def peak_cpu_bytes(run: Run) -> int:
-    """The most that a run holds on the CPU at a time beyond what was there before it."""
+    """Return the most bytes that a run holds on the CPU beyond those held before it."""
     held = [event["args"] for event in _trace(run, 1, memory=True) if event.get("name") == "[memory]"]
     totals = [args["Total Allocated"] for args in held if "Total Allocated" in args]
     if not totals:
@@ -43,7 +43,7 @@ def peak_cpu_bytes(run: Run) -> int:
 
 
 def _trace(run: Run, times: int, memory: bool = False) -> list[dict[str, Any]]:
-    """The events of a Chrome trace, in the order of time."""
+    """Return the events of a Chrome trace, in order of time."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -60,11 +60,11 @@ def _trace(run: Run, times: int, memory: bool = False) -> list[dict[str, Any]]:
 
 
 def kernel_us_within(events: list[dict[str, Any]], names: Iterable[str]) -> float:
-    """Sum of the device time of kernels, copies and fills whose launch lies within a range of one of ``names``.
+    """Return the device's microseconds for kernels, copies and fills that were launched within a range of ``names``.
 
-    ``events`` are those of a Chrome trace, in microseconds. A kernel shares a correlation number with its launch and an
-    external id with the operation that launched it; either lies in a range if it began on the same thread while the
-    range was open.
+    ``events`` are those of a Chrome trace. A kernel shares a correlation number with its launch and an external id with
+    the operation that launched it. Launch or operation lies in a range if it began on the same thread while the range
+    was open.
     """
     wanted = set(names)
     ranges: dict[Any, list[tuple[float, float]]] = {}
@@ -98,7 +98,7 @@ def kernel_us_within(events: list[dict[str, Any]], names: Iterable[str]) -> floa
 
 
 def _merge(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted, with those that overlap made one: a range within a range counts once."""
+    """Sort the spans and join those that overlap, so that a range within a range counts once."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

@@ -23,10 +23,11 @@ COLUMNS = (
 )
 
 Peaks = dict[torch.dtype, dict[str, float]]
-"""Rates of the matrix products by which shares are reckoned."""
+"""The rates of matrix products of which shares are shown."""
 
 
 def header(device: str, commit: str | None, command: str) -> dict[str, Any]:
+    """Return what the numbers depend on."""
     return {
         "benchmark": "output_layer",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -88,19 +89,19 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
 
 
 def _finite(errors: dict[str, float] | None) -> dict[str, float | None] | None:
-    """JSON knows no NaN."""
+    """Replace values that are not finite by None, because JSON has no NaN."""
     if errors is None:
         return None
     return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
 def peak_of(peaks: Peaks) -> float:
-    """Over all dtypes: some CPUs multiply bf16 slower than fp32, and a contender may convert."""
+    """Return the peak over all dtypes: some CPUs multiply bf16 slower than fp32, and a contender may convert."""
     return max(rate for rates in peaks.values() for rate in rates.values())
 
 
 def eager_ratio(entry: Entry, entries: list[Entry]) -> float | None:
-    """How many times faster than eager torch on the same problem."""
+    """Return how many times faster the entry is than eager torch on the same problem."""
     eager = next((e.ms for e in entries if e.spec == entry.spec and e.contender == EAGER), None)
     return None if eager is None or entry.ms is None or entry.kind.startswith("step") else eager / entry.ms
 
@@ -115,7 +116,7 @@ def table(entries: list[Entry], peaks: Peaks, target_probabilities: dict[Spec, f
 
 
 def kernels(entries: list[Entry], most: int = 8) -> str:
-    """Where the device's time goes, for those that were profiled."""
+    """Return the kernels that took the device's time, for the entries that were profiled."""
     lines = []
     for entry in entries:
         if entry.kernels:

@@ -1,4 +1,4 @@
-"""One run of the benchmark: parts in order of importance, until the budget is spent. No contender ends it."""
+"""One run of the benchmark: parts in order of importance until the budget is spent. No contender can end it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FAST = {
         "Liger, best chunk, padded (zero rows)",
     ),
 }
-"""Contenders that keep the matrix units busy, of the shapes where they fit beside each other."""
+"""Contenders that keep the matrix units busy, for the shapes where they fit into memory together."""
 
 
 class Session:
-    """Collects entries. ``after_part`` is called whenever there are new ones: a killed run leaves its numbers."""
+    """Collects entries. ``after_part`` is called after each new one, so that a killed run leaves its numbers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Session:
         return time.monotonic() - self._started
 
     def why_not(self) -> str:
-        """Why nothing more is measured, or nothing."""
+        """Return the reason why nothing more is measured; an empty string if there is none."""
         if self._lost:
             return self._lost
         if self.budget is not None and self.spent() > self.budget:
@@ -61,7 +61,7 @@ class Session:
         return ""
 
     def part(self, spec: Spec, contenders: list[Contender], together: bool = False) -> None:
-        """Measure contenders on a spec; ``together``: they take turns, which a busy CPU needs and a GPU does not."""
+        """Measure contenders on a spec; ``together`` lets them take turns, which a busy CPU needs."""
         contenders = [c for c in contenders if self._wanted(c)]
         groups = [contenders] if together else [[c] for c in contenders]
         for group in filter(None, groups):
@@ -76,7 +76,7 @@ class Session:
             self.after_part()
 
     def profile(self, spec: Spec) -> None:
-        """Add the device time of ours by kernel, and of the rule's own kernels to the steps that were measured."""
+        """Add the device's time by kernel to entries of ours, and that of the rule's kernels to the steps."""
         for entry in self.entries:
             if entry.spec != spec or entry.ms is None or not ("write" in entry.kind or entry.kind == "ours"):
                 continue
@@ -111,7 +111,7 @@ class Session:
                 found = measure(group, problem, self._truths[spec], self.device, self.seconds)
                 self._check_device(found)
                 return found
-            except Exception as error:  # of the inputs or the reference: the contenders' own are in their entries
+            except Exception as error:  # From the inputs or the reference; entries tell what contenders raise.
                 reason, status = reason_of(error), "failed"
             self._problem = None
             free_memory(self.device)
@@ -119,7 +119,7 @@ class Session:
 
     def _problem_of(self, spec: Spec) -> Problem:
         if self._problem is None or self._problem.spec != spec:
-            self._problem = None  # before the next one is made
+            self._problem = None  # Freed before the next one is made.
             free_memory(self.device)
             self._problem = draw(spec, self.device)
         if spec not in self._truths:
@@ -129,7 +129,7 @@ class Session:
         return self._problem
 
     def _check_device(self, found: list[Entry]) -> None:
-        """After an illegal access nothing runs any more in this process: say so once, and stop asking."""
+        """Note a lost device: after an illegal access nothing runs any more in this process."""
         if self.device == "cuda" and any(entry.status == "failed" for entry in found):
             try:
                 torch.cuda.synchronize()
@@ -147,10 +147,10 @@ def loss_contenders(spec: Spec) -> list[Contender]:
 
 
 def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]], compiles: bool) -> None:
-    """Everything, most important first: the shapes, their steps, peaked logits, then the sweeps."""
+    """Measure everything, most important first: the shapes, their steps, peaked logits, then the sweeps."""
     for spec in specs:
-        # The fast ones take turns where they fit beside each other: no launch then finds the device idle, and they
-        # find it equally hot, as the peak did. Slow ones among them would let it cool and its clock rise.
+        # The fast ones take turns where they fit into memory together. Then the device is never idle and equally hot
+        # for all, as it was for the peak. Slow ones among them would let it cool and its clock rise.
         fast = [c for c in loss_contenders(spec) if c.name in FAST.get(spec.name, ())]
         session.part(spec, fast if compiles else without_optional(fast), together=True)
         session.part(spec, without_optional([c for c in loss_contenders(spec) if c not in fast]))
@@ -171,12 +171,12 @@ def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]],
         for spec in sweeps.get(name, []):
             session.part(spec, [*OURS[:1], *fastest_exact(session.entries, base)])
     if compiles:
-        for spec in largest:  # last: it hardly fits, and costs a compile to know
+        for spec in largest:  # Last, because it hardly fits and takes a compile to try.
             session.part(spec, [c for c in loss_contenders(spec) if c.optional])
 
 
 def run_cpu(session: Session, specs: list[Spec], compiles: bool) -> None:
-    """The losses, then whole steps without and with the write; all in turn, as a busy CPU needs."""
+    """Measure the losses, then whole steps without and with the write; all take turns, which a busy CPU needs."""
     torchs = [c for c in TORCH if c.name != "eager, fp32 logits"]
     for spec in specs:
         losses = [*OURS, *(torchs if compiles else without_optional(torchs)), TORCH_LCE, TORCH_LCE_TUNED]
@@ -185,7 +185,7 @@ def run_cpu(session: Session, specs: list[Spec], compiles: bool) -> None:
 
 
 def fastest_exact(entries: list[Entry], shape: str, count: int = 2) -> list[Contender]:
-    """The fastest with right gradients on that shape, none padded; plain torch where none was measured."""
+    """Return the fastest contenders with right gradients on that shape, none padded; plain torch if there are none."""
     usable = {c.name: c for c in [*TORCH, *PEERS] if c.kind in ("peer", "tuned", "baseline") and not c.optional}
     timed = [
         (entry.ms, entry.contender)

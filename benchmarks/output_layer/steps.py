@@ -32,17 +32,17 @@ def one_pass_adam(parameters: list[Any], head: HebbianSoftmax) -> torch.optim.Op
 
 
 LIMIT, BATCHES = 500, 1_000
-"""T of the paper's language models, and how many batches like this one the counts say have gone before."""
+"""T of the paper's language models, and the number of earlier batches that the counts stand for."""
 
 
 def step(
     make_optimizer: MakeOptimizer, write: bool, master: bool, every_class: bool = False
 ) -> Callable[[Problem], tuple[Run, str]]:
-    """Loss, backward, optimizer step, and the write.
+    """Return the build of a whole step: loss, backward, optimizer step, and the write.
 
     Counts are those of a model in training: frequent classes are past the limit and are only counted. With
-    ``every_class`` no class is, and every class of the batch is written in every step: the most that the rule can
-    cost. With ``master`` the weight is fp32 and the products are in bf16, under autocast.
+    ``every_class`` no class is past it, so every class of the batch is written in every step: the most that the rule
+    can cost. With ``master`` the weight is fp32 and the products are in bf16, under autocast.
     """
 
     def build(problem: Problem) -> tuple[Run, str]:
@@ -53,11 +53,13 @@ def step(
             spec.features, spec.classes, gamma=0.1, limit=limit, device=weight.device, dtype=weight.dtype
         )
         head.weight = nn.Parameter(weight)
-        ranks = torch.arange(1, spec.classes + 1, device=weight.device, dtype=torch.float64)  # Zipf, as the targets
+        ranks = torch.arange(
+            1, spec.classes + 1, device=weight.device, dtype=torch.float64
+        )  # Zipf's frequencies, as for the targets.
         head.counts.copy_((BATCHES * spec.n / ranks / (1 / ranks).sum()).long())
         optimizer = make_optimizer([head.weight], head)
         if write:
-            head.attach(optimizer)  # ours, given the head, have done so
+            head.attach(optimizer)  # The one-pass optimizers, which are given the head, have attached it.
         h = problem.h.detach().clone().requires_grad_()
 
         def run() -> None:
@@ -81,10 +83,11 @@ OPTIMIZERS = {
     "Adam (fused)": (adam, False),
     "RMSprop (foreach), fp32 master": (rmsprop, True),
 }
-"""What makes each, and whether the weight is fp32 beside products in bf16."""
+"""The function that makes each, and whether the weight is fp32 with products in bf16."""
 
 
 def contenders_of(name: str) -> list[Contender]:
+    """Return the steps of an optimizer without and with the write."""
     make, master = OPTIMIZERS[name]
     found = [
         Contender(f"step, {name}", "step", step(make, False, master)),
@@ -97,7 +100,7 @@ def contenders_of(name: str) -> list[Contender]:
 
 
 def graphed(name: str, write: bool) -> Contender:
-    """The whole step captured once: what remains when launches cost nothing."""
+    """Return the whole step as a CUDA graph, which has no cost of launches."""
     make, master = OPTIMIZERS[name]
 
     def build(problem: Problem) -> tuple[Run, str]:

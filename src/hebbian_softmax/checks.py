@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hebbian_softmax._torch import own_parameter
 from hebbian_softmax.rule import Rate
 
 
@@ -101,7 +102,7 @@ def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int)
 
 def check_weight(module: nn.Module) -> nn.Parameter:
     """The weight as the rule can write it: a real parameter with one row a class."""
-    weight = module._parameters.get("weight")
+    weight = own_parameter(module, "weight")
     if not isinstance(weight, nn.Parameter):
         raise TypeError(
             "weight must be a parameter of the head; a computed one (parametrizations, weight norm) has no rows"

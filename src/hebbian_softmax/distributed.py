@@ -2,20 +2,21 @@
 
 With DDP every rank holds all rows and sees a part of the batch; with FSDP2 it also holds only a part of the rows.
 Either way all ranks first agree on the classes seen and their counts, then on the sums of those classes that are
-written (λ > 0), and each writes the rows it holds. Every rank takes part in every exchange, also with nothing to add.
+written (λ > 0), and each rank writes the rows it holds. Every rank takes part in every exchange, even if it has nothing
+to add. In a single process nothing of this module takes part in a training step.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hebbian_softmax._torch import fsdp_class, is_sharded
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import needs_whole_matrix
 from hebbian_softmax.rule import ClassSums
@@ -27,16 +28,10 @@ if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 
-def is_sharded(weight: Tensor) -> TypeGuard[DTensor]:
-    """Whether the rows are spread over ranks. A DTensor exists only where its module is already imported."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(weight, module.DTensor)
-
-
 def prepare_fsdp(head: HebbianSoftmax) -> None:
     """Let ``head.loss`` gather the sharded rows: call after ``fully_shard(head)``, before ``head.attach``.
 
-    A head inside a sharded root (``fully_shard(model)`` only, as tied weights need) gathers with the root and
+    A head inside a sharded root (``fully_shard(model)`` only, as tied weights need) gathers its rows with the root and
     does not need this.
     """
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
@@ -46,8 +41,8 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
     register_fsdp_forward_method(head, "loss")
 
 
-def check_gathered(weight: Tensor, h: Tensor) -> None:
-    """Refuse to compute with a shard of the rows, in words that name the cause."""
+def refuse_sharded(weight: Tensor, h: Tensor) -> None:
+    """Raise an error that names the cause if a loss would be computed with a shard of the rows."""
     if is_sharded(weight) and not is_sharded(h):
         raise RuntimeError(
             "head.weight is sharded here; after fully_shard(head) call prepare_fsdp(head), and call loss on a head "
@@ -56,7 +51,7 @@ def check_gathered(weight: Tensor, h: Tensor) -> None:
 
 
 def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
-    """The parameter that the rule writes: all rows, or this rank's shard. Refuses layouts that it cannot write."""
+    """Return the parameter that the rule writes: all rows, or this rank's shard. Refuse other layouts."""
     sharders = fsdp_modules(head)
     for module in sharders:
         module.reshard()  # a forward without backward leaves a gathered copy of the rows in place of the shard
@@ -64,7 +59,7 @@ def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
     if weight.shape != (head.num_classes, head.in_features):
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; tied to this head it must have "
-            f"{(head.num_classes, head.in_features)}, one row a class"
+            f"{(head.num_classes, head.in_features)}, one row for each class"
         )
     if is_sharded(weight):
         _check_sharding(head, weight, by_fsdp=bool(sharders))
@@ -88,33 +83,31 @@ def _check_sharding(head: HebbianSoftmax, weight: DTensor, by_fsdp: bool) -> Non
 
 
 def fsdp_modules(head: nn.Module) -> list[FSDPModule]:
-    """The modules given to ``fully_shard`` that ``head`` is part of."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # fully_shard makes one for each class it is given
+    """Return the modules given to ``fully_shard`` that ``head`` is part of."""
+    kind = fsdp_class()
+    if kind is None:
         return []
-    if isinstance(head, fsdp.FSDPModule):
+    if isinstance(head, kind):
         return [head]
-    return [module for module in live_modules() if isinstance(module, fsdp.FSDPModule) and head in module.modules()]
+    return [module for module in live_modules() if isinstance(module, kind) and head in module.modules()]
 
 
 def live_modules() -> Iterator[nn.Module]:
-    """Every module of this process: a module does not know the ones it is part of."""
+    """Iterate over every module of this process: a module does not know the modules that it is part of."""
     # type(), not isinstance(): the latter would wake lazy proxies and trip over dead ones.
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
 
 
 def local_rows(weight: Tensor) -> Tensor:
-    """The rows that this process holds; writing to them writes to ``weight``."""
+    """Return the rows that this process holds; writing to them writes to ``weight``."""
     return weight.to_local() if is_sharded(weight) else weight
 
 
-def first_row(weight: Tensor) -> int:
-    """The class of the first of ``local_rows(weight)``. DTensor gives each rank ceil(classes / ranks) rows."""
-    if not is_sharded(weight):
-        return 0
+def own_rows(weight: DTensor) -> tuple[Tensor, int]:
+    """Return the rows that this rank holds and the class of the first. DTensor gives ceil(classes / ranks) to each."""
     mesh = weight.device_mesh
     chunk = -(-weight.shape[0] // mesh.size())
-    return min(chunk * mesh.get_local_rank(), weight.shape[0])
+    return weight.to_local(), min(chunk * mesh.get_local_rank(), weight.shape[0])
 
 
 def check_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> None:
@@ -131,7 +124,10 @@ def check_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> None
 
 
 def resolve_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group whose ranks form one batch: the given one, that of the shards, or the default; None when alone."""
+    """Return the group whose ranks form one batch: the given one, that of the shards, or the default.
+
+    Returns None where this process is alone in its group, or where there is no group.
+    """
     group = process_group
     if group is None and is_sharded(weight):
         group = weight.device_mesh.get_group()
@@ -140,10 +136,8 @@ def resolve_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> di
     return None if group is None or dist.get_world_size(group) == 1 else group
 
 
-def join_counts(sums: ClassSums, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Classes seen by any rank (ascending), how often in all, and the number of non-finite activations in all."""
-    if group is None:
-        return sums.classes, sums.n, sums.nonfinite
+def join_counts(sums: ClassSums, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the classes seen by any rank (ascending), the occurrences of each, and the non-finite activations."""
     mine = torch.stack([sums.nonfinite.new_tensor(sums.classes.numel()), sums.nonfinite])
     sizes = _all_gather(mine, group)
     longest = int(sizes[:, 0].max())
@@ -159,11 +153,9 @@ def join_counts(sums: ClassSums, group: dist.ProcessGroup | None) -> tuple[Tenso
     return classes, n, sizes[:, 1].sum()
 
 
-def join_sums(sums: ClassSums, classes: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed activations of ``classes`` (a subset of those seen), of all activations, and their summed norms."""
+def join_sums(sums: ClassSums, classes: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the summed activations of ``classes`` (some of those seen), the sum of all, and the summed norms."""
     mine = torch.isin(sums.classes, classes)
-    if group is None:
-        return sums.of(mine), sums.total, sums.norms
     features = sums.rows.shape[1]
     wire = sums.rows.new_zeros(classes.numel() * features + features + 1)
     by_class = wire[: classes.numel() * features].view(-1, features)
@@ -174,10 +166,9 @@ def join_sums(sums: ClassSums, classes: Tensor, group: dist.ProcessGroup | None)
     return by_class, wire[-features - 1 : -1], wire[-1]
 
 
-def sum_over_shards(value: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Add up what each rank computed of its own rows; where every rank holds all rows, ``value`` is it already."""
-    if is_sharded(weight) and group is not None:
-        dist.all_reduce(value, group=group)
+def sum_over_shards(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Add up what each rank has computed from its own rows, in place."""
+    dist.all_reduce(value, group=group)
     return value
 
 

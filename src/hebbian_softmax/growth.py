@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import fsdp_modules, is_sharded, live_modules
+from hebbian_softmax.distributed import fsdp_modules, live_modules
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -94,7 +95,7 @@ def _follow(module: nn.Module, classes: int) -> None:
 
 def _modules_holding(parameter: Tensor) -> list[nn.Module]:
     """Every module that has ``parameter`` as its weight: a head tied to an embedding does not know the embedding."""
-    return [module for module in live_modules() if module.__dict__.get("_parameters", {}).get("weight") is parameter]
+    return [module for module in live_modules() if own_parameter(module, "weight") is parameter]
 
 
 def _wrapped_by_ddp(weight: Tensor) -> bool:

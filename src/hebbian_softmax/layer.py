@@ -12,47 +12,50 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import checks
-from hebbian_softmax.attach.activations import Activations, Call, own_copy
+from hebbian_softmax import _torch, checks
+from hebbian_softmax.attach.activations import Activations
 from hebbian_softmax.attach.attachment import Attachment
-from hebbian_softmax.distributed import check_gathered, is_sharded, resolve_group, weight_to_write
+from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
-from hebbian_softmax.low_precision import LowPrecisionCopy, wants_low_precision
+from hebbian_softmax.loss.dtypes import product_dtype
+from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.state import adopt_linear, adopt_state
-from hebbian_softmax.write.in_torch import write
+from hebbian_softmax.write import write
 from hebbian_softmax.write.running import RunningStatistics
 
 
 class HebbianSoftmax(nn.Linear):
     r"""A softmax output layer that learns new and rare classes by memorising activations (Algorithm 1).
 
-    A drop-in ``nn.Linear``: the same parameters, the same state-dict keys, the same output. Once attached to the
-    optimizer, each of its steps is followed, for every class :math:`i` of the batch, by
+    It can replace an ``nn.Linear``: the parameters, the state-dict keys of the weight and bias, and the output are the
+    same. Once the head is attached to an optimizer, each of the optimizer's steps is followed, for every class
+    :math:`i` of the batch, by
 
     .. math::
         \theta[i] \leftarrow \lambda_i \bar h_i + (1 - \lambda_i)\, \hat\theta[i], \qquad
         \lambda_i = \max(1 / c[i], \gamma) \cdot \mathbb{I}\{c[i] < T\}
 
-    with :math:`\bar h_i` the mean activation of the class in the batch and :math:`c[i]` its occurrences before it.
+    where :math:`\bar h_i` is the mean activation of the class in the batch, and :math:`c[i]` counts its occurrences
+    before the batch.
 
     Args:
         in_features: size of the activations h.
-        num_classes: rows of the matrix.
+        num_classes: number of rows of the matrix.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
-        limit: T, the occurrences after which a class is left to gradient descent.
-        rate: another ``(counts_before, n) -> λ`` in place of the paper's; see :mod:`hebbian_softmax.rule`.
+        limit: T, the number of occurrences after which a class is left to gradient descent.
+        rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
-        dropout: probability of zeroing a feature in :meth:`loss` while training; what is memorised is the
-            activation before it.
-        objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable: what is written for an activation;
-            see :mod:`hebbian_softmax.objectives`.
-        scale: factor on what is written, or ``"match"``: the mean norm of the familiar rows over that of the
-            activations, as running values.
-        center: subtract the running mean of the activations from what is written.
+        dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
+            before dropout.
+        objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable, which decides what is written for an
+            activation; see :mod:`hebbian_softmax.objectives`.
+        scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
+            norm of the activations, both as running values.
+        center: whether to subtract the running mean of the activations from what is written.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
     ``scale=1.0, center=False`` is the paper's literal rule.
@@ -104,14 +107,14 @@ class HebbianSoftmax(nn.Linear):
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
         self.ignore_index = ignore_index
         self.memorizing = True
-        """Set to False to stop the writes and go on counting."""
+        """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
-        """Parameters that grew and whose gradients are checked for it, by ``id``."""
+        """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
-        """The weight in bfloat16 for the loss, kept by an optimizer of :mod:`hebbian_softmax.optim`."""
+        """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -126,10 +129,10 @@ class HebbianSoftmax(nn.Linear):
         counts: Tensor | int | None = None,
         **options: Any,
     ) -> HebbianSoftmax:
-        """A head over the very parameters of a trained ``nn.Linear``.
+        """Return a head that has the parameters of a trained ``nn.Linear``, not copies of them.
 
         Its classes count as familiar (``counts = limit``), so the rule leaves their rows alone and memorises only
-        classes added later; ``counts`` (one number, or one for each class) overrides that.
+        classes added later. ``counts`` (one number, or one for each class) overrides that.
 
         >>> head = HebbianSoftmax.from_linear(nn.Linear(8, 10), gamma=0.1, limit=50, counts=0)
         """
@@ -151,7 +154,7 @@ class HebbianSoftmax(nn.Linear):
 
     @staticmethod
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
-        """The paper's γ = 1/N_min and T = N_min × epochs, where N_min is the count of the rarest class in an epoch.
+        """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
 
         Classes that never occur are left out.
 
@@ -162,21 +165,22 @@ class HebbianSoftmax(nn.Linear):
 
     @property
     def num_classes(self) -> int:
+        """The number of rows, which ``add_classes`` raises."""
         return self.out_features
 
     @property
     def gamma(self) -> float:
-        """γ as given; to change it while training, set ``rate``."""
+        """γ as it was given; to change it while training, set ``rate``."""
         return self._gamma
 
     @property
     def limit(self) -> int:
-        """T as given; to change it while training, set ``rate``."""
+        """T as it was given; to change it while training, set ``rate``."""
         return self._limit
 
     @property
     def nonfinite(self) -> int:
-        """How many activations were left out so far for an inf, a NaN or an infinite norm; warns of new ones.
+        """The number of activations left out so far because of an inf, a NaN or an infinite norm; warns about new ones.
 
         Reading it waits for the device.
         """
@@ -190,7 +194,7 @@ class HebbianSoftmax(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         logits = super().forward(input)
         lone = logits.requires_grad and input.grad_fn is None and not torch.compiler.is_compiling()
-        if lone and self._attachment is not None and self._remembers():
+        if lone and self._attachment is not None and self._remembers():  # an input that no graph has made
             self._attachment.watch_weight()
             self._attachment.frozen_inputs.seen(input, logits)
         return logits
@@ -205,17 +209,18 @@ class HebbianSoftmax(nn.Linear):
         weight: Tensor | None = None,
         remember: bool = True,
     ) -> Tensor:
-        """Cross-entropy of activations (..., features) against class indices (...); remembers both while training.
+        """Return the cross-entropy of activations (..., features) and class indices (...); remember both in training.
 
-        As ``F.cross_entropy(head(dropout(h)), targets, ...)`` with ``weight`` the class weights, but 0 with zero
-        gradients where every target is ignored. The activations are memorised with the optimizer step that
-        applies this loss's gradient.
+        It is ``F.cross_entropy(head(dropout(h)), targets, ...)``, where ``weight`` stands for the class weights; but
+        where every target is ignored it is 0 with zero gradients. The activations are memorised at the optimizer step
+        that applies the gradient of this loss.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, self.weight)
         if not torch.compiler.is_compiling():
-            check_gathered(self.weight, h)
+            if _torch.is_sharded(self.weight):
+                refuse_sharded(self.weight, h)
             checks.check_same_place(self.weight, h)
             self._check_values(flat_targets)
         copy = self._copy_for(h)
@@ -242,34 +247,32 @@ class HebbianSoftmax(nn.Linear):
         return loss
 
     def remember(self, h: Tensor, targets: Tensor) -> None:
-        """Remember activations for a loss of your own; call it before that loss's backward.
+        """Remember activations for a loss of your own; call this before the backward pass of that loss.
 
-        ``h`` is the tensor that the head is given, or one that it is computed from: its activations become pending
-        when a backward pass gives it and the weight a gradient. An ``h`` that no graph made (frozen features) is
-        recognised when the head is called with it; where the head is not called, a gradient of the weight that no
-        other call explains counts as its own.
+        ``h`` is the tensor that the head is called with, or one from which that tensor is computed. Its activations
+        become pending when a backward pass gives a gradient to both ``h`` and the weight. An ``h`` that no graph has
+        made (frozen features) is recognised when the head is called with it. If the head is never called with it, the
+        next gradient of the weight that no other call explains makes its activations pending.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
         if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
             return
         assert self._attachment is not None
-        self._attachment.watch_weight()
-        activations = own_copy(flat, flat_targets, Call())
-        if h.grad_fn is not None:
-            pending = self._attachment.pending
-            h.register_hook(lambda _: pending.reach(activations))
-        else:
-            self._attachment.frozen_inputs.remember(h, activations)
+        self._attachment.remember(h, flat, flat_targets)
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """The handle that :meth:`attach` returned, until it is removed."""
+        return self._attachment
 
     def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
-        """From now on every real step of ``optimizer`` ends with the rule's write.
+        """Let every real step of ``optimizer`` end with the rule's write, until ``remove()`` of the handle is called.
 
-        One of :mod:`hebbian_softmax.optim` made with ``head=`` is attached already: its handle is returned.
-
-        In data-parallel training all ranks of ``process_group`` (default: all, when initialised) form one batch, and
-        every one of them must step. Returns a handle whose ``remove()`` undoes it. Copies and unpickled heads are not
-        attached; neither are copies of the optimizer.
+        An optimizer of :mod:`hebbian_softmax.optim` that was made with ``head=`` is attached already, and its handle is
+        returned. In data-parallel training all ranks of ``process_group`` (by default all ranks, once the default group
+        is initialised) form one batch, and every one of them must step. Copies and unpickled heads are not attached;
+        neither are copies of the optimizer.
         """
         if self._attachment is not None:
             made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
@@ -285,7 +288,7 @@ class HebbianSoftmax(nn.Linear):
     def memorize(self, h: Tensor, targets: Tensor) -> None:
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
-        What is pending stays pending. On an attached head under DDP, and with FSDP, every rank must call it.
+        What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
@@ -293,20 +296,20 @@ class HebbianSoftmax(nn.Linear):
         if self._attachment is not None:
             group = self._attachment.group()
         else:
-            group = resolve_group(weight, None) if is_sharded(weight) else None
+            group = resolve_group(weight, None) if _torch.is_sharded(weight) else None
         write(self, [Activations(flat, flat_targets)], weight, group)
 
     def forget(self, attachment: Attachment) -> None:
-        """Called by ``attachment.remove()``."""
+        """Let go of a removed attachment; ``attachment.remove()`` calls this."""
         if self._attachment is attachment:
             self._attachment = None
 
     def add_classes(self, n: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Append ``n`` new classes in place: parameters keep their identity, old rows and optimizer state their bits.
 
-        The state of ``optimizer``, and of the attached one, grows with them. Modules that share the weight (a tied
-        embedding) follow. New rows are initialised as the head's own, with count 0 and bias 0. Losses computed
-        before do not get in the way, but can no longer be backpropagated: that raises an error.
+        The state of ``optimizer``, and that of the attached optimizer, grows as well, and so do modules that share the
+        weight (a tied embedding). New rows are initialised like those of a new head, with count 0 and bias 0. A loss
+        that was computed before can no longer be backpropagated: its backward pass raises an error.
         """
         n = checks.check_integer("n", n, 1)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -316,24 +319,25 @@ class HebbianSoftmax(nn.Linear):
         grow(self, n, list(found.values()))
 
     def new_rows(self, n: int) -> Tensor:
-        """Initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
+        """Return initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
         rows = self.weight.new_empty(n, self.in_features)
         return nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
 
     def reset_parameters(self) -> None:
+        """Initialise the head anew, and forget what was counted."""
         super().reset_parameters()
-        if "counts" in self._buffers:
+        if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
             self.counts.zero_()
             self.nonfinite_count.zero_()
             self._nonfinite_told = 0
             self.running.reset()
 
     def center_of_activations(self) -> Tensor:
-        """What is subtracted from activations before they are written."""
+        """Return what is subtracted from activations before they are written."""
         return self.running.mean if self.center else torch.zeros_like(self.running.mean)
 
     def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
-        """λ of classes seen ``counts`` times before and ``n`` times in this batch."""
+        """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
         return checks.check_rate_values(self.rate(counts, n), counts)
 
     def extra_repr(self) -> str:
@@ -346,9 +350,9 @@ class HebbianSoftmax(nn.Linear):
         )
 
     def _remembers(self, warn_at: int | None = None) -> bool:
-        """Whether activations are remembered now: while training, on an attached head.
+        """Return whether activations are remembered now: while training, on an attached head.
 
-        ``warn_at`` is the stack level of the caller to warn when the head is not attached.
+        ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
         """
         if not self.training:
             return False
@@ -364,20 +368,22 @@ class HebbianSoftmax(nn.Linear):
         return attached
 
     def _copy_for(self, h: Tensor) -> Tensor | None:
-        """The weight's copy in bfloat16, where there is one and h asks for it."""
-        if self.low_precision is None or torch.compiler.is_compiling() or not wants_low_precision(h):
+        """Return the weight's copy in bfloat16 if there is one and products with ``h`` run in bfloat16."""
+        if self.low_precision is None or torch.compiler.is_compiling() or product_dtype(h) != torch.bfloat16:
             return None
+        if _torch.is_transforming():
+            return None  # the weight is then a wrapper without memory
         return self.low_precision.of(self.weight)
 
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles are not attached: the optimizer's hook belongs to the original."""
+        """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
         return self.__dict__ | {"_attachment": None, "checked_gradients": set(), "low_precision": None}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._nonfinite_told = 0
-        self.counts = self.counts.long()  # with assign=True a cast state would come in as it is
+        self.counts = self.counts.long()  # with assign=True a state of another dtype is taken as it is

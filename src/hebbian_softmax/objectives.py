@@ -18,15 +18,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-_WORKSPACE = 2**24
-"""Elements of the largest temporary tensor: classes are handled in chunks that fit."""
 
 
 def project(w: Tensor, radius: float) -> Tensor:
@@ -90,18 +87,21 @@ class _Ascent(ABC):
     radius: float = 10.0
     neighbours: int = 32
     steps: int = 20
+    workspace: int = field(default=2**24, kw_only=True, repr=False)
+    """Elements of the largest temporary tensor: classes are handled in chunks that fit."""
 
     def __post_init__(self) -> None:
         _check_positive("radius", self.radius)
         _check_count("neighbours", self.neighbours, 1)
         _check_count("steps", self.steps, 0)
+        _check_count("workspace", self.workspace, 1)
 
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
         k = min(self.neighbours, weight.shape[0] - 1)
         if k == 0 or h.shape[0] == 0:
             return InnerProduct(self.radius)(h, rows, classes, weight)
         weight = weight.to(h.dtype)
-        chunk = max(1, _WORKSPACE // max(weight.shape[0], k * weight.shape[1]))
+        chunk = max(1, self.workspace // max(weight.shape[0], k * weight.shape[1]))
         parts = []
         for part, own in zip(h.split(chunk), classes.split(chunk), strict=True):
             near = weight[nearest_rows(part, own, weight, k)]

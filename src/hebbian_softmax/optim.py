@@ -1,10 +1,10 @@
-"""RMSprop and Adam that pass over the big matrix once: gradient step, the rule's write and a bfloat16 copy.
+"""RMSprop and Adam that make the gradient step, the rule's write and a bfloat16 copy in one pass over the big matrix.
 
-A V × d matrix is read and written several times by torch's optimizers, by the write and by the cast to bfloat16 of the
-next forward pass. Here, on a GPU, each row of gradient, weight and state is read once and written once. The results and
-the state dicts are those of ``torch.optim.RMSprop`` and ``torch.optim.Adam``, up to rounding.
+Torch's optimizers, the write, and the cast to bfloat16 in the next forward pass each read and write a V × d matrix.
+Here, on a GPU, each row of gradient, weight and state is read once and written once. The results and the state dicts
+are those of ``torch.optim.RMSprop`` and ``torch.optim.Adam``, up to rounding.
 
-Without a GPU or Triton, and for small parameters, the steps are torch's own; the write then follows them.
+Without a GPU or Triton, and for small parameters, the steps are torch's own, and the write follows them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from hebbian_softmax.attach.activations import Activations
+from hebbian_softmax import _torch, _triton
 from hebbian_softmax.checks import check_number
-from hebbian_softmax.distributed import is_sharded
 from hebbian_softmax.low_precision import LowPrecisionCopy
-from hebbian_softmax.write.gpu import device
-from hebbian_softmax.write.gpu import rows as device_write
-from hebbian_softmax.write.gpu.step import RowStep, step_elements
-from hebbian_softmax.write.gpu.update import Update
-from hebbian_softmax.write.in_torch import write
+from hebbian_softmax.write import kernels_can_write, kernels_suit, write
 
 if TYPE_CHECKING:
+    from hebbian_softmax.attach.attachment import Attachment
     from hebbian_softmax.layer import HebbianSoftmax
+    from hebbian_softmax.write.gpu.update import Update
 
-_LARGE = 65_536
-"""Parameters of fewer elements are stepped together, by torch; a kernel for each would cost more than it saves."""
 _NOT_OFFERED = ("momentum", "centered", "amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
-"""Options of torch's optimizers that change the result, and that a loaded state may ask for."""
+"""Options of torch's optimizers that change the result, which this one lacks and a loaded state may ask for."""
 
 
-class _OnePass(torch.optim.Optimizer, ABC):
-    _head: weakref.ref[HebbianSoftmax] | None = None  # also where unpickled: copies have no head
+class OnePass(torch.optim.Optimizer, ABC):
+    """What both optimizers share: the step, and the head whose write is a part of it."""
+
+    large = 65_536
+    """Parameters of fewer elements are stepped together, by torch; a kernel for each would cost more than it saves."""
+    has_written = False
+    """Whether the last step made the rule's write itself."""
+    _head: weakref.ref[HebbianSoftmax] | None = None  # an unpickled copy has no head
+    _row_step: Any = None
     _moments: tuple[str, ...]
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], head: HebbianSoftmax | None) -> None:
@@ -52,14 +54,13 @@ class _OnePass(torch.optim.Optimizer, ABC):
         for name in ("eps", "weight_decay"):
             check_number(name, defaults[name], 0)
         super().__init__(params, defaults)
-        self._rows = RowStep()
-        # What a subclass does after the step comes before the write, which then cannot be a part of the step.
-        self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(_OnePass.step)
+        # A subclass may do more after this step and before the write, which then cannot be a part of this step.
+        self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(OnePass.step)
         if head is None:
             return
-        if is_sharded(head.weight):
+        if _torch.is_sharded(head.weight):
             raise ValueError(
-                "head has a weight sharded by FSDP2, whose rows no single pass has; leave head out and call "
+                "head has a weight sharded by FSDP2, and no single pass has all of its rows; leave head out and call "
                 "head.attach(optimizer)"
             )
         head.attach(self)
@@ -69,9 +70,14 @@ class _OnePass(torch.optim.Optimizer, ABC):
     @property
     def head(self) -> HebbianSoftmax | None:
         """The head whose weight this optimizer steps and writes at once; None once it is attached elsewhere."""
+        return None if (bond := self._bond()) is None else bond[0]
+
+    def _bond(self) -> tuple[HebbianSoftmax, Attachment] | None:
         head = self._head() if self._head is not None else None
-        attachment = head._attachment if head is not None else None
-        return head if attachment is not None and attachment.optimizer() is self else None
+        attachment = head.attachment if head is not None else None
+        if head is None or attachment is None or attachment.optimizer() is not self:
+            return None
+        return head, attachment
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -83,7 +89,7 @@ class _OnePass(torch.optim.Optimizer, ABC):
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also one of torch's optimizer of the same name, unless it uses an option that this one does not have."""
+        """Load the state of such an optimizer or of torch's; refuse one with an option that this optimizer lacks."""
         for group in state_dict["param_groups"]:
             for name in _NOT_OFFERED:
                 if group.get(name):
@@ -94,7 +100,8 @@ class _OnePass(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step for every parameter with a gradient, and the write of what is pending at the head."""
+        """Step every parameter that has a gradient, and write what is pending at the head."""
+        self.has_written = False
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -105,50 +112,50 @@ class _OnePass(torch.optim.Optimizer, ABC):
                 self._prepare(p)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            large = [p for p in params if p.numel() >= _LARGE and device.on_gpu(p)]
+            large = [p for p in params if p.numel() >= self.large and _triton.works_on(p)]
             alone = {id(p) for p in (*large, weight)}
             self._step_together(group, [p for p in params if id(p) not in alone])
             for p in large:
                 if p is not weight:
-                    step_elements(p, self._update(group, p))
+                    _triton.load("write.gpu.update").step_elements(p, self._update(group, p))
             if any(p is weight for p in group["params"]):
                 self._step_and_write(group)
         return loss
 
     def _weight_written_here(self) -> Tensor | None:
-        """The head's weight, where its step and the rule's write can be one; else the write follows the step."""
-        head = self.head
-        attachment = head._attachment if head is not None else None
-        if head is None or attachment is None or attachment.group() is not None or not self._whole_step:
+        """Return the head's weight if its step and the rule's write can be one; else the write follows the step."""
+        bond = self._bond()
+        if bond is None or bond[1].group() is not None or not self._whole_step:
             return None
-        weight = attachment.weight
-        return weight if device.on_gpu(weight) and device.suits(head, weight) else None
+        head, attachment = bond
+        return attachment.weight if kernels_suit(head, attachment.weight) else None
 
     def _step_and_write(self, group: dict[str, Any]) -> None:
-        head = self.head
-        attachment = head._attachment if head is not None else None
-        assert head is not None
-        assert attachment is not None
+        bond = self._bond()
+        assert bond is not None
+        head, attachment = bond
         weight = attachment.weight
-        contents = attachment.take(self)  # so nothing is left for the write that follows other steps
+        contents = attachment.take(self) or []
+        self.has_written = True
         update = None if weight.grad is None else self._update(group, weight)
-        if update is not None and device_write.applies(head, contents, weight):
-            self._rows.step(head, weight, update, [each for each in contents if isinstance(each, Activations)])
+        if update is not None and kernels_can_write(head, contents, weight):
+            self._row_step = self._row_step or _triton.load("write.gpu.step").RowStep()
+            self._row_step.step(head, weight, update, contents)
             return
         if update is not None:
-            step_elements(weight, update)
+            _triton.load("write.gpu.update").step_elements(weight, update)
         if contents:
             write(head, contents, weight, None)
 
     def _prepare(self, p: Tensor) -> None:
-        """Make the state of a parameter, or bring a loaded one to where it is needed."""
+        """Make the state of a parameter, or bring a loaded state to the device where it is needed."""
         if p.grad is None:
             return
         if p.grad.layout != torch.strided:
             raise RuntimeError(
                 f"{type(self).__name__} does not support sparse gradients; make the embedding with sparse=False"
             )
-        where = p.device if p.is_cuda else torch.device("cpu")  # so that a CUDA graph counts too
+        where = p.device if p.is_cuda else torch.device("cpu")  # on the device a CUDA graph counts, too
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=where)
@@ -157,43 +164,46 @@ class _OnePass(torch.optim.Optimizer, ABC):
             state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=where)
 
     def _update(self, group: dict[str, Any], p: Tensor) -> Update:
-        """The step of one parameter for the kernels; it is counted here."""
+        """Count the step of one parameter, and return it as the kernels take it."""
         state = self.state[p]
         state["step"] += 1
         assert p.grad is not None
-        for name in self._moments:  # a loaded state may be laid out as another parameter was
+        for name in self._moments:  # a loaded state may have the layout of another parameter
             state[name] = state[name].contiguous()
-        first, second = (None, *(state[name] for name in self._moments))[-2:]
-        return Update(
+        mean, square = (None, *(state[name] for name in self._moments))[-2:]
+        update: Update = _triton.load("write.gpu.update").Update(
             grad=p.grad.contiguous(),
-            first=first,
-            second=second,
-            step=state["step"],
+            mean=mean,
+            square=square,
+            number=state["step"],
             lr=group["lr"],
             weight_decay=group["weight_decay"],
             betas=self._betas(group),
             eps=group["eps"],
         )
+        return update
 
     @abstractmethod
-    def _betas(self, group: dict[str, Any]) -> tuple[float, float]: ...
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
+        """Return β₁ and β₂; RMSprop has only the second."""
 
     @abstractmethod
     def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """The steps of several parameters, by torch."""
+        """Step several parameters by torch."""
 
 
-class OnePassRMSprop(_OnePass):
+class OnePassRMSprop(OnePass):
     r"""``torch.optim.RMSprop`` (without momentum and centring) in one pass over each large parameter.
 
     Args:
         params: parameters or groups of them, as for every optimizer.
         lr: learning rate, a number or a tensor.
-        alpha: decay of the mean square.
-        eps: added to its root.
-        weight_decay: L2 penalty.
-        head: a :class:`HebbianSoftmax` whose weight is among ``params``. It is attached, and the step of its weight
-            makes the rule's write and the bfloat16 copy that ``head.loss`` uses for bfloat16 activations.
+        alpha: decay of the mean of the squared gradient.
+        eps: added to the root of that mean.
+        weight_decay: weight of the L2 penalty.
+        head: a :class:`HebbianSoftmax` whose weight is among ``params``. It is attached to this optimizer, and the step
+            of its weight makes the rule's write, and the bfloat16 copy that ``head.loss`` uses for bfloat16
+            activations.
 
     >>> from hebbian_softmax import HebbianSoftmax
     >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
@@ -242,7 +252,7 @@ class OnePassRMSprop(_OnePass):
             )
 
 
-class OnePassAdam(_OnePass):
+class OnePassAdam(OnePass):
     r"""``torch.optim.Adam`` (without AMSGrad) in one pass over each large parameter.
 
     ``head`` is as in :class:`OnePassRMSprop`; the other arguments are those of Adam.
@@ -294,12 +304,12 @@ class OnePassAdam(_OnePass):
 
 
 def _lr(group: dict[str, Any], on_gpu: bool) -> Any:
-    """A tensor on the CPU is a number to a GPU."""
+    """Return the learning rate; for a GPU a tensor on the CPU is read as a number."""
     lr = group["lr"]
     return float(lr) if on_gpu and isinstance(lr, Tensor) and not lr.is_cuda else lr
 
 
 def _by_device(params: list[Tensor]) -> list[tuple[list[Tensor], bool]]:
-    """Parameters on GPUs, whose steps are counted there, and the others."""
+    """Return the parameters on GPUs, whose steps are counted there, and the others."""
     parts = [([p for p in params if p.is_cuda == on_gpu], on_gpu) for on_gpu in (True, False)]
     return [(some, on_gpu) for some, on_gpu in parts if some]

@@ -30,7 +30,7 @@ def test_an_optimizer_without_the_weight_is_refused() -> None:
         head.attach(torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got Linear"):
         head.attach(other)
-    assert head._attachment is None
+    assert head.attachment is None
 
 
 def test_lbfgs_is_refused() -> None:
@@ -260,7 +260,7 @@ def test_attaching_again_and_again_leaves_one_hook() -> None:
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer).remove()
     assert len(head.weight._backward_hooks) == 0
-    assert head._attachment is None
+    assert head.attachment is None
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.attach import pending
 from tests.attach.pending_lab import CLASSES, FEATURES, Lab
 
 
@@ -125,15 +124,14 @@ def test_memory_does_not_grow_when_nobody_backpropagates() -> None:
     assert [ref() for ref in alive] == [None] * 5
 
 
-def test_memory_does_not_grow_when_nobody_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "FOLD_ROWS", 16)
+def test_memory_does_not_grow_when_nobody_steps() -> None:
     lab = Lab()
+    lab.handle.pending.fold_rows = 16
     batches = []
     for _ in range(40):
         batches.append(lab.batch(*torch.randint(CLASSES, (5,)).tolist()))
         lab.head.loss(*batches[-1]).backward()
-        held = sum(pending._rows(entry) for entry in lab.handle.pending._entries)
-        assert held <= 16
+        assert lab.handle.pending.rows() <= 16
     lab.step_writes(*batches)
 
 
@@ -214,12 +212,12 @@ def test_a_gradient_that_passes_the_weight_by_makes_nothing_pending() -> None:
     lab.step_writes((h, y))  # the attacked example, not the clean one too
 
 
-def test_folding_changes_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folding_changes_nothing_but_memory() -> None:
     results = []
     for rows in (4, 10_000):
-        monkeypatch.setattr(pending, "FOLD_ROWS", rows)
         torch.manual_seed(5)
         lab = Lab(scale="match", center=True)
+        lab.handle.pending.fold_rows = rows
         for _ in range(4):
             lab.optimizer.zero_grad()
             for _ in range(5):
@@ -236,10 +234,10 @@ def test_folding_changes_nothing_but_memory(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(results[0][name], value, rtol=1e-10, atol=1e-10)
 
 
-def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_without_a_gradient_yet_survive_folding_and_a_step() -> None:
     """autograd.grad leaves weight.grad alone: what it reached waits until a gradient is there to step with."""
-    monkeypatch.setattr(pending, "FOLD_ROWS", 1)
     lab = Lab()
+    lab.handle.pending.fold_rows = 1
     first, second = lab.batch(1, 2), lab.batch(3, 3)
     grads = [torch.autograd.grad(lab.head.loss(*batch), lab.head.weight)[0] for batch in (first, second)]
     lab.optimizer.step()  # no gradient: no step of this weight
@@ -248,12 +246,11 @@ def test_activations_without_a_gradient_yet_survive_folding_and_a_step(monkeypat
     lab.step_writes(first, second)
 
 
-def test_a_loss_that_outlives_its_head_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "FOLD_ROWS", 3)
+def test_a_loss_that_outlives_its_head_is_not_folded() -> None:
     head = HebbianSoftmax(4, 5, gamma=0.1, limit=9)
     weight = head.weight
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    head.attach(optimizer)
+    head.attach(optimizer).pending.fold_rows = 3
     loss = head.loss(torch.randn(8, 4), torch.arange(8) % 5)
     del head
     gc.collect()

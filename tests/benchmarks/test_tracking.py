@@ -1,13 +1,64 @@
-"""The benchmark of section 3.2 runs on a trained model, and finds what must be so."""
+"""The infinite cache of section 3.2, the rows that stand for it, and the benchmark that compares both."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
+from benchmarks.tracking import GeometricCache, Tracking, track
+from torch.testing import assert_close
 
 from benchmarks import tracking
+from hebbian_softmax import ConstantRate, HebbianSoftmax
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.memory import Tracking
+from tests.memory.oracles import stream
+
+
+def literal(h: torch.Tensor, targets: torch.Tensor, query: torch.Tensor, rate: float, classes: int) -> torch.Tensor:
+    """Return the paper's sum over the occurrences of each class, most recent first."""
+    found = torch.zeros(classes, dtype=torch.float64)
+    for w in range(classes):
+        occurrences = [i for i in reversed(range(len(h))) if int(targets[i]) == w]
+        for j, i in enumerate(occurrences, start=1):
+            found[w] += math.exp(rate * (1 - rate) ** (j - 1) * float(query @ h[i]))
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_probabilities_are_the_papers_sum(rate: float) -> None:
+    h, targets = stream(30, 4, 6)
+    query = torch.randn(2, 4, dtype=torch.float64)
+    expected = torch.stack([literal(h, targets, q, rate, 8) for q in query])
+    assert_close(GeometricCache(rate, h, targets, 8).probabilities(query), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 1.0])
+def test_hebbian_rows_of_a_frozen_network_are_the_geometric_average(rate: float) -> None:
+    h, targets = stream(80, 5, 7)
+    options = {"scale": 1.0, "center": False, "dtype": torch.float64}
+    head = HebbianSoftmax(5, 9, gamma=rate, limit=10**6, rate=ConstantRate(rate), **options)
+    torch.nn.init.zeros_(head.weight)
+    cache = GeometricCache(rate, h, targets, 9)
+    for activation, target in zip(h, targets, strict=True):
+        head.memorize(activation[None], target[None])
+    assert_close(head.weight.detach(), cache.rows(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(head.counts, cache.counts())
+    for each in track(head.weight.detach(), cache):
+        assert each.cosine == pytest.approx(1, abs=1e-12)
+        assert each.error < 1e-12
+
+
+def test_the_papers_rate_tracks_it_only_roughly() -> None:
+    """Annealed, λ starts at 1 and ends at γ: a row holds all of its first activation, and the average λ of it."""
+    h, targets = stream(300, 16, 10)
+    head = HebbianSoftmax(16, 10, gamma=0.1, limit=500, scale=1.0, center=False, dtype=torch.float64)
+    for activation, target in zip(h, targets, strict=True):
+        head.memorize(activation[None], target[None])
+    found = track(head.weight.detach(), GeometricCache(0.1, h, targets, 10))
+    assert [each.count for each in found] == sorted({int(n) for n in head.counts})
+    assert sum(each.classes for each in found) == 10
+    assert all(0.5 < each.cosine < 1 and 0 < each.error < 1 for each in found)
 
 
 def test_rows_at_a_constant_rate_are_the_averages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,8 +69,10 @@ def test_rows_at_a_constant_rate_are_the_averages(tmp_path: Path, capsys: pytest
     found = json.loads((tmp_path / "found.json").read_text())
     exact, batches, paper, *_ = (found["results"][name] for name in found["results"])
     assert all(of["cosine"] > 0.999999 and of["error"] < 1e-5 for of in exact["tracking"].values())
-    assert batches["tracking"]["2–4"]["error"] > 1e-3  # means over a batch
-    assert paper["tracking"]["1"]["error"] == pytest.approx(1 / 0.2 - 1, rel=1e-4)  # the first is written whole
+    assert batches["tracking"]["2–4"]["error"] > 1e-3  # Means over a batch.
+    assert paper["tracking"]["1"]["error"] == pytest.approx(
+        1 / 0.2 - 1, rel=1e-4
+    )  # The first activation is written whole.
     assert sum(of["classes"] for of in exact["tracking"].values()) == found["classes_seen"]
     assert "infinite cache" in capsys.readouterr().out
 

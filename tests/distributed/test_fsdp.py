@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax import InclusiveRate
-from hebbian_softmax.attach import pending
 from tests.distributed.pool import Pool
-from tests.distributed.sharding import shard, sharded_model, train_fsdp
+from tests.distributed.sharding import shard, sharded_model, train_fsdp, unsynced
 from tests.distributed.training import (
     Setup,
     Step,
@@ -72,9 +72,10 @@ def test_rows_that_only_the_rule_changes(pool: Pool, how: str) -> None:
 
 
 def train_folded(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(pending, "FOLD_ROWS", 2)
-        return train_fsdp(setup, steps, "root")
+    model, optimizer = sharded_model(setup, "root")
+    model.head.attachment.pending.fold_rows = 2
+    train_on_ranks(setup, steps, model, optimizer, partial(unsynced, model))
+    return snapshot(model)
 
 
 def test_many_activations_are_folded(pool: Pool) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from tests.closeness import assert_exact
 from tests.distributed.pool import Pool
 from tests.distributed.sharding import shard, sharded_model
 from tests.distributed.test_exchange import Sent, record_exchanges
@@ -55,8 +56,7 @@ def test_mixed_precision_writes_the_full_precision_shard(pool: Pool, how: str) -
     assert h.dtype == torch.bfloat16
     assert after.dtype == torch.float32
     assert torch.equal(after, other[2])
-    expected = h.float().mean(0) / 3 + before[2] * 2 / 3
-    torch.testing.assert_close(after[2], expected, rtol=1e-6, atol=1e-6)
+    assert_exact(after[2], h.double().mean(0) / 3 + before[2].double() * 2 / 3)
     assert not torch.equal(after[2], after[2].bfloat16().float())
     assert torch.equal(after[:2], before[:2])
     assert torch.equal(after[3:], before[3:])

@@ -157,7 +157,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
-    """Every rank equal to one process up to rounding, counts exactly; ranks equal to each other bit for bit."""
+    """Check that every rank equals one process, counts exactly, and that ranks equal each other bit for bit.
+
+    Trainings are in float64 unless a test says otherwise, so 1e-6 lies far above rounding and far below an error.
+    """
     for rank, values in enumerate(ranks):
         assert values.keys() == alone.keys()
         for name, expected in alone.items():

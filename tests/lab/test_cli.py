@@ -1,12 +1,11 @@
-"""The command `hebbian`, as a user meets it."""
+"""The command `hebbian` from a user's side."""
 
+import io
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ import pytest
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.cli import main
+from tests.lab.processes import hebbian, run_hebbian, start, wait_for
 
 SMALL = ["compare", "longtail", "--classes", "20", "--steps", "60"]
 LONGER = ["compare", "longtail", "--classes", "20", "--steps", "300"]
-COMMAND = [sys.executable, "-m", "hebbian_softmax.lab.cli"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def call(*arguments: str | Path) -> int:
-    """The exit code, also where argparse exits by itself."""
+    """Run a command in this process and return its exit code, even if argparse exits by itself."""
     try:
         return main([str(argument) for argument in arguments])
     except SystemExit as stop:
@@ -61,11 +60,12 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--learning-rate" in capsys.readouterr().out
 
 
-def test_help_works_where_greek_letters_do_not() -> None:
-    command = [*COMMAND, "compare", "longtail", "--help"]
-    done = subprocess.run(command, capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0
-    assert b"?, smallest mixing rate" in done.stdout
+def test_help_works_where_greek_letters_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert call("compare", "longtail", "--help") == 0
+    sys.stdout.flush()
+    assert b"?, smallest mixing rate" in written.getvalue()
 
 
 def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,19 +169,23 @@ def test_without_matplotlib_nothing_is_started(
 
 
 def test_without_numpy_only_what_needs_it_fails_and_says_so(tmp_path: Path) -> None:
-    script = "import sys; sys.modules['numpy'] = None; from hebbian_softmax.lab.cli import main; sys.exit(main())"
-
-    def without_numpy(*arguments: str | Path) -> tuple[int, str, str]:
-        command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-        return done.returncode, done.stdout, done.stderr
-
-    needed = "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'\n"
-    assert without_numpy(*SMALL, "--runs", tmp_path / "runs") == (1, "", needed)
+    commands = [[*SMALL, "--runs", str(tmp_path / "runs")], ["report", str(tmp_path)]]
+    script = f"""
+import sys
+sys.modules["numpy"] = None
+from hebbian_softmax.lab.cli import main
+from tests.lab.processes import hebbian, run_hebbian, start, wait_for
+print(*(main(words) for words in {commands!r}))
+main(["--version"])
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == f"1 1\nhebbian-softmax {__version__}\n"
+    assert done.stderr.splitlines() == [
+        "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'",
+        f"hebbian: error: {tmp_path} is not a run folder: it has no config.json",
+    ]
     assert not (tmp_path / "runs").exists()
-    assert without_numpy("--version") == (0, f"hebbian-softmax {__version__}\n", "")
-    code, _, message = without_numpy("report", tmp_path)
-    assert (code, message) == (1, f"hebbian: error: {tmp_path} is not a run folder: it has no config.json\n")
 
 
 def test_report_of_one_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,19 +224,14 @@ def test_report_of_several_runs(
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error(finished: Path) -> None:
-    command = [*COMMAND, "report", str(finished)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert b"Traceback" not in process.stderr.read()
-    assert process.returncode == 0
+def test_a_reader_that_leaves_is_no_error(finished: Path, tmp_path: Path) -> None:
+    code, _, errors = run_hebbian(["report", finished], tmp_path, stdout="unread")
+    assert (code, errors) == (0, f"Page: {finished / 'page.html'}\n")
 
 
 @pytest.fixture(scope="module")
 def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody stopped."""
+    """Return a run that nobody stopped."""
     runs = tmp_path_factory.mktemp("through")
     assert call(*LONGER, "--quiet", "--runs", runs) == 0
     (run,) = runs.iterdir()
@@ -243,27 +242,23 @@ def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
     tmp_path: Path, through: Path, signum: signal.Signals, code: int
 ) -> None:
-    """Stopped by a signal and resumed by the command it printed, against one that ran through."""
-    command = [*COMMAND, *LONGER, "--runs", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("*/log.jsonl")):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signum)
-        assert process.stderr is not None
-        *_, told, hint = process.stderr.read().splitlines()
-    assert process.returncode == code
-    (run,) = tmp_path.iterdir()
+    """Compare a run that was stopped by a signal and then resumed with one that ran through."""
+    runs = tmp_path / "runs"
+    process = start(hebbian, [*LONGER, "--runs", str(runs)], tmp_path)
+    wait_for(runs, "*/log.jsonl", process)
+    assert process.pid is not None
+    os.kill(process.pid, signum)
+    process.join()
+    assert process.exitcode == code
+    *_, told, hint = (tmp_path / "stderr").read_text().splitlines()
+    (run,) = runs.iterdir()
     checkpoint = open_run(run).load_checkpoint()
     assert checkpoint is not None
     assert 0 < checkpoint["step"] < 300
     assert f"stopped at step {checkpoint['step']}" in told
-    words = shlex.split(hint)
-    assert words[1:] == ["-m", "hebbian_softmax.lab.cli", "compare", "longtail", "--resume", str(run)]
-    assert os.path.samefile(words[0], sys.executable)
+    assert hint == f"  hebbian compare longtail --resume {run}"
 
-    assert call("compare", "longtail", "--resume", "--quiet", "--runs", tmp_path) == 0
+    assert call("compare", "longtail", "--resume", "--quiet", "--runs", runs) == 0
     assert numbers(run) == numbers(through)
     steps = [[record["step"] for record in open_run(path).records()] for path in (run, through)]
     assert steps[0] == steps[1]

@@ -1,4 +1,4 @@
-"""Problems, the float64 oracle, and the rule: no less exact than eager torch in the same dtype."""
+"""Problems, the float64 oracle, and the rule for all losses: no less exact than eager torch in the same dtype."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ ENGINES = [
 ]
 every_engine = pytest.mark.parametrize(("impl", "device"), ENGINES)
 
-TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-"""Of the largest entry: some roundings of the dtype, for other orders of summation."""
-DTYPES = list(TOLERANCE)
+ROUNDINGS = {torch.float64: 512, torch.float32: 16, torch.bfloat16: 1, torch.float16: 1}
+"""Units in the last place of the largest entry that are always allowed. In half precision only results are rounded to
+it; otherwise every sum of another order is. In float64 eager torch is the truth itself, so its error cannot be
+measured, and label smoothing subtracts terms that are up to V times larger than the result."""
+DTYPES = list(ROUNDINGS)
 
 
 @dataclass
 class Case:
+    """The operands of a loss."""
+
     input: Tensor
     linear_weight: Tensor
     target: Tensor
@@ -32,9 +36,12 @@ class Case:
     weight: Tensor | None = None
 
     def operands(self) -> list[Tensor]:
+        """Return the operands that have gradients."""
         return [each for each in (self.input, self.linear_weight, self.linear_bias) if each is not None]
 
     def to(self, dtype: torch.dtype) -> Case:
+        """Return a copy in another dtype."""
+
         def copy(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
@@ -53,7 +60,7 @@ def make(
     ignored: float = 0.0,
     scale: float = 1.0,
 ) -> Case:
-    """Values are drawn in ``dtype``, so that the oracle starts from the same numbers."""
+    """Return random operands with values that ``dtype`` holds, so that the oracle starts from the same numbers."""
     target = torch.randint(v, (n,))
     target[torch.rand(n) < ignored] = -100
     case = Case(
@@ -92,15 +99,22 @@ def with_gradients(loss: Tensor, case: Case, upstream: Tensor) -> list[Tensor]:
 
 
 def error(found: Tensor, exact: Tensor) -> float:
-    """The largest error, in units of the largest entry."""
+    """Return the largest error, in units of the largest entry."""
     assert found.shape == exact.shape
     if exact.numel() == 0:
         return 0.0
     return float((found.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-300))
 
 
+def assert_no_worse(found: Tensor, eager: Tensor, exact: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Check that the error is at most twice that of eager torch on this machine, and some roundings of ``dtype``."""
+    dtype = dtype or eager.dtype
+    assert found.dtype == eager.dtype
+    assert error(found, exact) <= 2 * error(eager, exact) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+
+
 def assert_no_worse_than_eager(case: Case, impl: str, workspace: int | None = None, **options: object) -> None:
-    """Loss and every gradient, for a random upstream gradient."""
+    """Check the loss and every gradient, for a random upstream gradient."""
     dtype = case.input.dtype
     upstream = torch.rand(len(case.target), device=case.target.device, dtype=torch.float64).to(dtype) + 0.5
     if options.get("reduction", "mean") != "none":
@@ -109,6 +123,5 @@ def assert_no_worse_than_eager(case: Case, impl: str, workspace: int | None = No
     exact = with_gradients(eager(truth64, **options), truth64, upstream)
     plain = with_gradients(eager(case, **options), case, upstream)
     found = with_gradients(ours(case, impl=impl, workspace=workspace, **options), case, upstream)
-    for mine, theirs, truth in zip(found, plain, exact, strict=True):
-        assert mine.dtype == theirs.dtype
-        assert error(mine, truth) <= error(theirs, truth) + TOLERANCE[dtype]
+    for results in zip(found, plain, exact, strict=True):
+        assert_no_worse(*results)

@@ -1,4 +1,4 @@
-"""Compile the kernels of the loss for an H100 or H200, without one: a program, run where Triton is not interpreted."""
+"""Compile the kernels of the loss for an H100 or H200, without one; run where Triton is not interpreted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hebbian_softmax.loss import kernels
+from hebbian_softmax.loss.gpu import ends, rows, sums
 
 POINTERS = {
     "target": "*i64",
@@ -18,22 +18,23 @@ POINTERS = {
     "w": "*bf16",
     "e": "*bf16",
     "out": "*bf16",
+    "scaled": "*bf16",
+    "x": "*bf16",
 }
-POINTERS |= {"scaled": "*bf16", "x": "*bf16", "y": "*fp32"}
-"""Of the arguments that end in ``_ptr``; the others are float32."""
+"""The types of arguments that end in ``_ptr``; those not listed are float32."""
 
 
 def signature_of(name: str, tile: dict[str, tuple[int, int]]) -> str:
     if name.endswith("_ptr"):
         return POINTERS.get(name.removesuffix("_ptr"), "*fp32")
     if name.endswith("_desc"):
-        rows, columns = tile[name]
-        return f"tensordesc<bf16[{rows}, {columns}]>"
+        height, width = tile[name]
+        return f"tensordesc<bf16[{height}, {width}]>"
     return "i32"
 
 
 def compile_for_hopper(kernel: Any, constants: dict[str, Any], tile: dict[str, tuple[int, int]], **options: int) -> int:
-    """The bytes of shared memory that it needs."""
+    """Compile a kernel and return the bytes of shared memory that it needs."""
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else signature_of(name, tile) for name in names}
     places = {(names.index(name),): value for name, value in constants.items()}
@@ -48,23 +49,19 @@ def main() -> None:
     tiles = {"ROWS": 128, "CLASSES": 256, "FEATURES": 64, "GROUP": 8}
     settled = {"ROWS": 64, "CLASSES": 128, "FEATURES": 64, "TILE": 256, "PART": 64, "COLUMNS": 128}
     needed = [
-        compile_for_hopper(kernels.scores, no_bias | tiles | {"STORE": True}, large, num_warps=8, num_stages=3),
+        compile_for_hopper(rows.scores, no_bias | tiles | {"STORE": True}, large, num_warps=8, num_stages=3),
+        compile_for_hopper(rows.scores, tiles | {"STORE": False, "HAS_BIAS": True, "IEEE": False}, large, num_warps=8),
         compile_for_hopper(
-            kernels.scores, tiles | {"STORE": False, "HAS_BIAS": True, "IEEE": False}, large, num_warps=8
+            rows.settle, no_bias | settled | {"GRADIENT": True, "SCALE": True}, small, num_warps=8, num_stages=2
         ),
-        compile_for_hopper(
-            kernels.settle, no_bias | settled | {"GRADIENT": True, "SCALE": True}, small, num_warps=8, num_stages=2
-        ),
-        compile_for_hopper(kernels.target_logits, {"bias_ptr": None, "HAS_BIAS": False, "BLOCK": 512}, {}),
-        compile_for_hopper(kernels.set_targets, {"ROWS": 128}, {}),
-        compile_for_hopper(
-            kernels.finish_input, {"PARTS": 2, "TAIL": 64, "ROWS": 32, "FEATURES": 128, "IEEE": False}, {}
-        ),
-        compile_for_hopper(kernels.column_sums, {"ROWS": 64, "CLASSES": 128}, {}),
-        compile_for_hopper(kernels.prepare, {"MEAN": True, "ZERO_IF_EMPTY": True, "BLOCK": 2048}, {}, num_warps=16),
-        compile_for_hopper(kernels.multiply, {"BLOCK": 4096}, {}),
+        compile_for_hopper(rows.target_logits, {"bias_ptr": None, "HAS_BIAS": False, "BLOCK": 512}, {}),
+        compile_for_hopper(sums.set_targets, {"ROWS": 128}, {}),
+        compile_for_hopper(sums.finish_input, {"PARTS": 2, "TAIL": 64, "ROWS": 32, "FEATURES": 128, "IEEE": False}, {}),
+        compile_for_hopper(sums.column_sums, {"ROWS": 64, "CLASSES": 128}, {}),
+        compile_for_hopper(ends.prepare_kernel, {"MEAN": True, "ZERO_IF_EMPTY": True, "BLOCK": 2048}, {}, num_warps=16),
+        compile_for_hopper(ends.multiply_kernel, {"BLOCK": 4096}, {}),
     ]
-    assert max(needed) <= 232_448, needed  # what a Hopper GPU has for a program
+    assert max(needed) <= 232_448, needed  # A program on a Hopper GPU can have this much.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is refused, what nothing-to-do gives, and which implementation ``auto`` takes."""
+"""Refused arguments, empty batches, and the implementation that ``auto`` takes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
-from hebbian_softmax.loss import chunked, reference, selection
+from tests.closeness import assert_exact
 from tests.loss.cases import every_engine, make, ours, with_gradients
+from tests.operations import Watch
 
 H, W, Y = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 5, 2])
+MANY = 2**20 // 3 + 1
+"""With so many classes three rows have too many logits for ``auto`` to compute all of them at once."""
 BAD = [
     ({"input": [1.0]}, TypeError, "input must be a tensor, got list"),
     ({"input": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "input must be floating point, got torch.int64"),
@@ -79,11 +82,10 @@ def test_an_empty_or_ignored_batch_is_that_of_torch(impl, device, n) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("impl", ["reference", "chunked"])
-def test_the_layer_has_no_nan_for_it(impl, weighted, monkeypatch) -> None:
-    monkeypatch.setattr(selection, "_TINY", 10**9 if impl == "reference" else 0)
-    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5, bias=True)
-    weight = torch.zeros(6) if weighted else None
+@pytest.mark.parametrize("classes", [6, MANY], ids=["reference", "chunked"])
+def test_the_layer_has_no_nan_for_it(classes: int, weighted: bool) -> None:
+    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5, bias=True)
+    weight = torch.zeros(classes) if weighted else None
     loss = head.loss(H, Y if weighted else torch.full((3,), -100), weight=weight, remember=False)
     loss.backward()
     assert loss.item() == 0
@@ -91,17 +93,16 @@ def test_the_layer_has_no_nan_for_it(impl, weighted, monkeypatch) -> None:
     assert not head.bias.grad.any()
 
 
-@pytest.mark.parametrize("tiny", [0, 10**9])
-def test_the_layer_refuses_alike(tiny, monkeypatch) -> None:
-    """Whichever implementation it would be."""
-    monkeypatch.setattr(selection, "_TINY", tiny)
-    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5)
+@pytest.mark.parametrize("classes", [6, MANY], ids=["reference", "chunked"])
+def test_the_layer_refuses_alike(classes: int) -> None:
+    """The implementation does not matter."""
+    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5)
     for options, error, match in (
         ({"label_smoothing": -0.1}, ValueError, r"label_smoothing must be in \[0, 1\], got -0.1"),
         ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
-        ({"weight": torch.rand(7)}, ValueError, r"weight must have shape \(6,\), got \(7,\)"),
-        ({"weight": torch.ones(6, dtype=torch.int64)}, TypeError, "weight must be floating point"),
-        ({"weight": torch.rand(6).requires_grad_()}, ValueError, "weight must not require a gradient"),
+        ({"weight": torch.rand(7)}, ValueError, rf"weight must have shape \({classes},\), got \(7,\)"),
+        ({"weight": torch.ones(classes, dtype=torch.int64)}, TypeError, "weight must be floating point"),
+        ({"weight": torch.rand(classes).requires_grad_()}, ValueError, "weight must not require a gradient"),
     ):
         with pytest.raises(error, match=match):
             head.loss(H, Y, remember=False, **options)
@@ -113,29 +114,28 @@ def test_the_layer_refuses_alike(tiny, monkeypatch) -> None:
         head.loss(H.bfloat16(), Y, remember=False)
 
 
-def test_the_layer_uses_tiles(monkeypatch) -> None:
-    monkeypatch.setattr(selection, "_TINY", 0)
-    monkeypatch.setattr(reference, "cross_entropy", None)
-    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5, bias=True).double()
-    h = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([[0, 5, -100], [1, 1, 2]])
+def test_the_layer_uses_tiles() -> None:
+    rows, classes = 128, 2**13 + 1
+    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5, bias=True).double()
+    h = torch.randn(2, rows // 2, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(classes, (2, rows // 2))
+    y[0, :9] = -100
+    logits = head(h).reshape(rows, classes).detach()
     for reduction in ("mean", "sum", "none"):
         for smoothing in (0.0, 0.1):
-            found = head.loss(h, y, reduction=reduction, label_smoothing=smoothing, remember=False)
-            logits = head(h).reshape(6, 6)
+            with Watch() as watch:
+                found = head.loss(h, y, reduction=reduction, label_smoothing=smoothing, remember=False)
+            assert watch.largest < logits.numel() * 8
             options = {"reduction": reduction, "label_smoothing": smoothing}
             expected = F.cross_entropy(logits, y.flatten(), **options)
-            torch.testing.assert_close(found, expected.view(2, 3) if reduction == "none" else expected)
+            torch.testing.assert_close(found, expected.view_as(y) if reduction == "none" else expected)
 
 
-def test_what_auto_takes(monkeypatch) -> None:
-    used: list[int] = []
-    original = chunked.row_terms
-    monkeypatch.setattr(chunked, "row_terms", lambda *args: used.append(1) or original(*args))
-    linear_cross_entropy(H, W, Y)
-    assert not used
-    linear_cross_entropy(torch.randn(64, 4), torch.randn(2**15, 4), torch.zeros(64, dtype=torch.int64))
-    assert used
+def test_what_auto_takes() -> None:
+    for rows, classes, at_once in ((3, 6, True), (128, 2**13, True), (128, 2**13 + 1, False)):
+        with Watch() as watch:
+            linear_cross_entropy(torch.randn(rows, 4), torch.randn(classes, 4), torch.zeros(rows, dtype=torch.int64))
+        assert (watch.largest >= 4 * rows * classes) == at_once
     linear_cross_entropy(H.to("meta"), W.to("meta"), Y.to("meta"))
 
 
@@ -149,7 +149,7 @@ def test_triton_is_not_imported_with_the_library() -> None:
 def test_no_ignore_index_is_torchs_own(impl: str) -> None:
     """None is the default of torch 2.13's function, and means -100 there."""
     h, w, y = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([1, -100, 4])
-    expected = torch.nn.functional.cross_entropy(h @ w.T, y)
-    torch.testing.assert_close(linear_cross_entropy(h, w, y, ignore_index=None, impl=impl), expected)
+    expected = torch.nn.functional.cross_entropy(h.double() @ w.double().T, y)
+    assert_exact(linear_cross_entropy(h, w, y, ignore_index=None, impl=impl), expected)
     log_prob, _ = linear_log_prob(h, w, y, ignore_index=None, impl=impl)
-    torch.testing.assert_close(-log_prob.sum() / 2, expected)
+    assert_exact(-log_prob.sum() / 2, expected)

@@ -9,8 +9,8 @@ import torch
 
 from tests.loss.cases import (
     DTYPES,
-    TOLERANCE,
     Case,
+    assert_no_worse,
     assert_no_worse_than_eager,
     eager,
     error,
@@ -36,7 +36,7 @@ def confident(margin: float, dtype: torch.dtype, device: str) -> Case:
 @pytest.mark.parametrize("margin", [4.0, 7.0, 12.0, 24.0, 40.0])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_the_gradient_near_probability_one(impl, device, dtype, margin, reduction) -> None:
-    """Eager loses it: in bfloat16 1 - p rounds to 0 above margin 7. Here it is right to the rounding of the logits."""
+    """Eager torch loses it: in bfloat16, 1 - p rounds to 0 above margin 7. Here only the logits are rounded."""
     skip_unless_it_can(impl, dtype)
     case = confident(margin, dtype, device)
     loss = ours(case, impl=impl, reduction=reduction)
@@ -54,7 +54,7 @@ def test_the_gradient_near_probability_one(impl, device, dtype, margin, reductio
 @pytest.mark.parametrize("workspace", [None, 5000])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_logits_of_magnitude_ten_thousand(impl, device, dtype, workspace, reduction) -> None:
-    """Here rounded logits are rounded by more than 1: only what eager gets right can be asked for."""
+    """Such logits are rounded by up to 1e4 times the precision, so nothing better than eager can be asked for."""
     skip_unless_it_can(impl, dtype)
     case = make(19, 16, 211, device=device, dtype=dtype, scale=1e4)
     found = with_gradients(loss := ours(case, impl=impl, workspace=workspace, reduction=reduction), case, ones(loss))
@@ -112,20 +112,19 @@ def test_classes_masked_by_their_bias(workspace, reduction) -> None:
 @pytest.mark.parametrize("workspace", [None, 9000])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_an_impossible_target_does_not_spoil_the_gradients(impl, device, workspace, reduction) -> None:
-    """Its loss is infinite, but its probabilities are not; and who leaves it out has nothing of it."""
+    """Its loss is infinite, but its probabilities are finite, and a caller who leaves that row out is not affected."""
     case = make(6, 8, 300, device=device, dtype=torch.bfloat16, bias=True)
     with torch.no_grad():
         case.linear_bias[case.target[2]] = -torch.inf
     exact = case.to(torch.float64)
-    losses = ours(case, impl=impl, workspace=workspace, reduction=reduction), eager(exact, reduction=reduction)
+    mine = ours(case, impl=impl, workspace=workspace, reduction=reduction)
+    losses = [(mine, case), (eager(case, reduction=reduction), case), (eager(exact, reduction=reduction), exact)]
     if reduction == "none":
-        assert torch.isinf(losses[0][2])
-        losses = tuple(each[torch.arange(6) != 2] for each in losses)
-    found, truth = (
-        torch.autograd.grad(loss.sum(), each.operands()) for loss, each in zip(losses, (case, exact), strict=True)
-    )
-    for mine, right in zip(found, truth, strict=True):
-        assert error(mine, right) <= 2 * TOLERANCE[torch.bfloat16]
+        assert torch.isinf(mine[2])
+        losses = [(loss[torch.arange(6) != 2], each) for loss, each in losses]
+    gradients = [torch.autograd.grad(loss.sum(), each.operands()) for loss, each in losses]
+    for results in zip(*gradients, strict=True):
+        assert_no_worse(*results)
 
 
 @every_engine
@@ -142,12 +141,13 @@ def test_ignored_rows_may_hold_huge_values(impl, device, dtype, reduction) -> No
     assert not dh[3].any()
     exact = case.to(torch.float64)
     truth = with_gradients(loss := eager(exact, reduction=reduction), exact, ones(loss))
-    assert error(dw, truth[2]) <= 2 * TOLERANCE[dtype]
+    plain = with_gradients(loss := eager(case, reduction=reduction), case, ones(loss))
+    assert_no_worse(dw, plain[2], truth[2])
 
 
 @pytest.mark.parametrize("workspace", [None, 9000])
 def test_float16_gradients_wait_for_the_loss_scale(workspace) -> None:
-    """1 / N times a probability is below what float16 holds; multiplied with the scale of GradScaler it is not."""
+    """1 / N times a probability is too small for float16; multiplied by the scale of GradScaler it is not."""
     case = make(64, 16, 5000, dtype=torch.float16, scale=0.1)
     loss = ours(case, impl="chunked", workspace=workspace)
     (dw,) = torch.autograd.grad(loss * 2.0**12, case.linear_weight)
@@ -155,4 +155,5 @@ def test_float16_gradients_wait_for_the_loss_scale(workspace) -> None:
     (truth,) = torch.autograd.grad(ours(exact, impl="reference") * 2.0**12, exact.linear_weight)
     rare = torch.ones(5000, dtype=torch.bool)
     rare[case.target] = False
-    assert error(dw[rare], truth[rare]) < 1.5e-3
+    # Logits, dZ and the result are rounded once each, by at most half a unit in the last place.
+    assert error(dw[rare], truth[rare]) < 1.5 * torch.finfo(torch.float16).eps

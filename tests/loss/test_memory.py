@@ -1,57 +1,30 @@
-"""The promise of ``workspace``: what is held besides inputs and results does not grow with N or V."""
+"""The promise of ``workspace``: the memory held besides inputs and results does not grow with N or V."""
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hebbian_softmax import linear_log_prob, linear_topk
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.tiles import Plan
 from tests.loss.cases import Case, make, ours
+from tests.operations import Watch
 from tests.waiting import no_waiting
 
-
-class Watch(TorchDispatchMode):
-    """Bytes of the storages made inside that are alive: the most there were, and the largest one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.most = self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for each in tree_leaves(out):
-            if isinstance(each, Tensor):
-                storage = each.untyped_storage()
-                if storage._cdata not in known and storage._cdata not in self.live:
-                    self.live[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.live.pop, storage._cdata, None)
-                    self.largest = max(self.largest, storage.nbytes())
-        self.most = max(self.most, sum(self.live.values()))
-        return out
-
-
 WORKSPACE = 2_000_000
-"""Several times the vectors of N and V numbers, which would hide what goes beyond it."""
+"""Several times the vectors of N and V numbers, so that these cannot hide an excess."""
 D = 16
 
 
 def held(case: Case, **options: object) -> int:
-    """The most bytes beside the gradients in the parameters' dtype and vectors of N and V numbers."""
+    """Return the most bytes held besides the gradients in the parameters' dtype and vectors of N and V numbers."""
     n, v = len(case.target), case.linear_weight.shape[0]
     with Watch() as watch:
         ours(case, impl="chunked", workspace=WORKSPACE, **options).sum().backward()
     results = sum(each.numel() * each.element_size() for each in case.operands())
     if case.input.dtype == torch.bfloat16:
-        results += 4 * max(n, v) * D  # the float32 sums of a gradient in half precision, as documented
+        results += 4 * max(n, v) * D  # The float32 sums of gradients in half precision are documented.
         results += 4 * min(n, v) * D
     return watch.most - results - 8 * 10 * (n + v)
 
@@ -86,7 +59,7 @@ def test_what_needs_no_gradient_stays_in_it_too(dtype: torch.dtype) -> None:
 
 
 def test_eager_does_not() -> None:
-    """So the measurement measures."""
+    """Eager torch goes beyond it, so the measurement works."""
     case = make(2000, D, 9001, dtype=torch.float32)
     with Watch() as watch:
         ours(case, impl="reference").backward()
@@ -96,7 +69,7 @@ def test_eager_does_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n", "v"), [(256, 10_000), (700, 5003), (96, 20_000)])
 def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype, n: int, v: int) -> None:
-    """Everything counts here, also the sum of a gradient in float32."""
+    """Here everything counts, including the float32 sum of a gradient."""
     beside = []
     for impl in ("reference", "auto"):
         case = make(n, D, v, dtype=dtype)
@@ -108,7 +81,7 @@ def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype,
 
 @pytest.mark.parametrize("n", [128, 129, 200, 257])
 def test_tiles_of_rows_are_cut_evenly(n: int) -> None:
-    """The last of them has about as many rows as the others: products of a few rows are slow."""
+    """The last tile has about as many rows as the others, because products of a few rows are slow."""
     case = make(n, D, 640, dtype=torch.float32)
     problem = Problem.of(case.input, case.linear_weight, None, case.target, torch.float32)
     plan = Plan.of(problem, 128 * 640 * 4)

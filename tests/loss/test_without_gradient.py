@@ -1,4 +1,4 @@
-"""log-probabilities and the likeliest classes."""
+"""Log-probabilities and the likeliest classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from hebbian_softmax import linear_log_prob, linear_topk
-from tests.loss.cases import DTYPES, TOLERANCE, error, every_engine, make, skip_unless_it_can
+from tests.closeness import assert_as_close
+from tests.loss.cases import DTYPES, assert_no_worse, every_engine, make, skip_unless_it_can
 
 
 @every_engine
@@ -25,7 +26,7 @@ def test_log_prob(impl, device, dtype, workspace) -> None:
     for mine, theirs, each in zip(found, plain, truth, strict=True):
         assert mine.dtype == torch.promote_types(dtype, torch.float32)
         assert not mine.requires_grad
-        assert error(mine, each) <= error(theirs, each) + TOLERANCE[dtype]
+        assert_no_worse(mine, theirs, each, dtype)
 
 
 def expected(h, w, b, y) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,17 +50,19 @@ def test_the_normaliser_of_an_impossible_target(impl, device) -> None:
     case = make(5, 8, 90, device=device, dtype=torch.bfloat16, bias=True)
     with torch.no_grad():
         case.linear_bias[case.target[1]] = -torch.inf
-    exact = case.to(torch.float64)
-    logits = F.linear(exact.input, exact.linear_weight, exact.linear_bias).detach()
     log_prob, normaliser = linear_log_prob(
         case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, impl=impl
     )
     assert log_prob[1] == -torch.inf
-    assert error(normaliser, logits.logsumexp(1)) < TOLERANCE[torch.bfloat16]
+    (_, plain), (_, exact) = (
+        expected(each.input, each.linear_weight, each.linear_bias, each.target)
+        for each in (case, case.to(torch.float64))
+    )
+    assert_no_worse(normaliser, plain, exact, torch.bfloat16)
 
 
 def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
-    """156 is -100 in uint8."""
+    """As uint8, 156 equals -100."""
     h, w, y = torch.randn(3, 4), torch.randn(200, 4), torch.tensor([156, 0, 199])
     for mine, right in zip(linear_log_prob(h, w, y.to(torch.uint8)), linear_log_prob(h, w, y), strict=True):
         assert torch.equal(mine, right)
@@ -71,10 +74,12 @@ def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_topk(device, workspace, k, dtype) -> None:
     case = make(9, 16, 211, device=device, dtype=dtype, bias=True)
-    logits = F.linear(case.input, case.linear_weight, case.linear_bias).detach()
+    logits, exact = (
+        F.linear(each.input, each.linear_weight, each.linear_bias).detach() for each in (case, case.to(torch.float64))
+    )
     values, classes = linear_topk(case.input, case.linear_weight, k, linear_bias=case.linear_bias, workspace=workspace)
-    torch.testing.assert_close(values, logits.topk(k, dim=1).values)
-    torch.testing.assert_close(logits.gather(1, classes), values)
+    assert_as_close(values, logits.topk(k, dim=1).values, exact.topk(k, dim=1).values)
+    assert_as_close(values, logits.gather(1, classes), exact.gather(1, classes))
     assert all(len(set(row)) == k for row in classes.tolist())
 
 

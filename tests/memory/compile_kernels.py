@@ -1,4 +1,4 @@
-"""Compile the cache's kernels for an H100 or H200, without one: a program, run where Triton is not interpreted."""
+"""Compile the cache's kernels for an H100 or H200, without one; run where Triton is not interpreted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hebbian_softmax.memory import fused, kernels
+from hebbian_softmax.memory import gpu
 
-TILES = {"ROWS": fused.TILE_ROWS, "KEYS": fused.TILE_KEYS, "FEATURES": fused.TILE_FEATURES}
+TILES = dict(zip(("ROWS", "KEYS", "FEATURES"), gpu.Tile(), strict=True))
 
 
 def signature_of(name: str) -> str:
@@ -32,7 +32,7 @@ def compile_for_hopper(kernel: Any, constants: dict[str, int], **options: int) -
 
 
 def check_products_are_waited_for(code: str) -> None:
-    """A product still under way may go into the next one or be waited for; nothing else may read it."""
+    """Check that an unfinished product goes into the next one or is waited for; nothing else may read it."""
     under_way = re.findall(r"%(\w+):\d+ = ttng\.warp_group_dot_wait .*pendings = 1 ", code)
     assert under_way, "no product overlaps with the next load"
     for name in under_way:
@@ -42,10 +42,10 @@ def check_products_are_waited_for(code: str) -> None:
 
 
 def main() -> None:
-    compiled = compile_for_hopper(kernels.band, TILES, num_warps=8, num_stages=3)
-    assert compiled.metadata.shared <= fused._SHARED_MEMORY, compiled.metadata.shared
+    compiled = compile_for_hopper(gpu.band, TILES, num_warps=8, num_stages=3)
+    assert compiled.metadata.shared <= gpu.SHARED_MEMORY, compiled.metadata.shared
     check_products_are_waited_for(compiled.asm["ttgir"])
-    compile_for_hopper(kernels.join, {"BLOCK": 256})
+    compile_for_hopper(gpu.join, {"BLOCK": 256})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The memories as their definitions read, one position and one entry at a time, in float64."""
+"""The memories by their definitions, one position and one entry at a time, in float64."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ def stream(length: int, features: int, classes: int, *, seed: int = 0, batch: in
 
 
 def cache_log_prob(h: Tensor, targets: Tensor, size: int, theta: float) -> Tensor:
-    """Equation 1 as a double loop over one stream (T, d); NaN where nothing is stored."""
+    """Return equation 1 as a double loop over one stream (T, d); NaN where nothing is stored."""
     found = []
     for t in range(len(h)):
         numerator, total = 0.0, 0.0
@@ -42,7 +42,7 @@ def mbpa_distribution(
     l2: float,
     epsilon: float,
 ) -> Tensor:
-    """log p(· | query, θ̃) of a head that is really copied and adapted, by autograd."""
+    """Return log p(· | query, θ̃) of a head that is really copied and adapted, by autograd."""
     adapted = copy.deepcopy(head)
     if len(keys):
         distance = (keys - query).square().sum(1)
@@ -61,7 +61,7 @@ def mbpa_distribution(
 
 
 def mbpa_log_prob(h: Tensor, targets: Tensor, head: nn.Linear, size: int, **options: float) -> Tensor:
-    """Each target of one stream (T, d) given the ``size`` positions before it."""
+    """Return log p of each target of one stream (T, d) given the ``size`` positions before it."""
     found = []
     for t in range(len(h)):
         past = slice(max(0, t - size), t)

@@ -1,4 +1,4 @@
-"""What is refused, and that a refusal changes nothing."""
+"""Refused arguments; a refusal changes nothing."""
 
 import pytest
 import torch
@@ -123,5 +123,5 @@ def test_states(memory) -> None:
         with pytest.raises(ValueError, match=message):
             memory.load_state_dict(state)
         assert len(memory) == 1
-    memory.load_state_dict(type(memory)(4, 2).state_dict())  # of one that has stored nothing
+    memory.load_state_dict(type(memory)(4, 2).state_dict())  # The state of an empty memory.
     assert len(memory) == 0

@@ -1,4 +1,4 @@
-"""The code of docs/memory.md runs as it stands."""
+"""The code in docs/memory.md runs as it is."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Several K and α at once are each of them alone."""
+"""Several K and α at once give the same as each of them alone."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from hebbian_softmax import MbPA
-from tests.loss.test_memory import Watch
 from tests.memory.oracles import mbpa_log_prob, stream
 from tests.memory.test_workspace import WORKSPACE
+from tests.operations import Watch
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -24,7 +24,7 @@ def test_a_sweep_is_each_of_its_evaluations(data: st.DataObject) -> None:
     h, targets = stream(length, 3, 7, seed=data.draw(st.integers(0, 99)))
     torch.manual_seed(1)
     head = nn.Linear(3, 7, bias=bias, dtype=torch.float64)
-    counts, rates = [5, 2, 9, 2], [0.7, 0.1]  # in any order, and one of them twice
+    counts, rates = [5, 2, 9, 2], [0.7, 0.1]  # In any order, and one of them twice.
     mbpa, cut, parts = MbPA(9, 3), data.draw(st.integers(0, length)), []
     for part, labels in ((h[:cut], targets[:cut]), (h[cut:], targets[cut:])):
         options: dict[str, Any] = {"block": data.draw(st.integers(1, 20)), "neighbours": counts}

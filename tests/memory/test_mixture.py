@@ -1,4 +1,4 @@
-"""(1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m."""
+"""The mixture is (1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Autocast does not coarsen the memories, and what inference mode stored can be used outside it."""
+"""Autocast does not coarsen the memories, and entries stored in inference mode can be used outside of it."""
 
 import torch
 
@@ -32,7 +32,7 @@ def test_inference_mode_may_come_and_go() -> None:
     for memory, layer in ((NeuralCache(10, 0.3), ()), (MbPA(10, 4), (weight,))):
         for low in range(0, 40, 8):
             with torch.inference_mode(low % 16 == 0):
-                part = h[low : low + 8] * 1  # made in this mode
+                part = h[low : low + 8] * 1  # Made in this mode.
                 memory.sequence_log_prob(part, targets[low : low + 8], *layer)
                 memory.observe(part[:1], targets[low : low + 1])
 

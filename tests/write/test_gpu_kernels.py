@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ from hebbian_softmax import (
     InverseCountRate,
     PaperRate,
 )
+from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.attach.activations import Activations
-from hebbian_softmax.write.gpu import device as hardware
-from hebbian_softmax.write.gpu import rows as device_write
-from hebbian_softmax.write.in_torch import class_sums, write_batch
+from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
+from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
@@ -35,10 +36,9 @@ FEATURES, CLASSES = 13, 11
 
 
 @pytest.fixture(params=[pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "cpu":
-        monkeypatch.setattr(hardware, "on_gpu", lambda tensor: True)
-    return request.param
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with kernels_on_cpu() if request.param == "cpu" else nullcontext():
+        yield request.param
 
 
 def head_of(device: str, **options: object) -> HebbianSoftmax:
@@ -51,16 +51,15 @@ def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.fl
     return Activations(h.to(device, dtype), y.to(device))
 
 
-def compare(head: HebbianSoftmax, batches: list[list[Activations]], rtol: float = 2e-5, atol: float = 2e-6) -> None:
-    twin = copy.deepcopy(head)
+def compare(head: HebbianSoftmax, batches: list[list[Activations]]) -> None:
+    """Write batches by kernels, by torch's operations, and by the same in float64, and compare them."""
+    twin, exact = copy.deepcopy(head), copy.deepcopy(head).double()
     for calls in batches:
-        assert hardware.suits(head, head.weight)
-        device_write.write(head, calls, head.weight)
-        with torch.no_grad():
-            write_batch(twin, class_sums(twin, calls), twin.weight, None)
-        for name, expected in twin.state_dict().items():
-            found = head.state_dict()[name]
-            torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+        assert kernels_suit(head, head.weight)
+        write(head, calls, head.weight, None)
+        in_torch.write(twin, calls, twin.weight, None)
+        in_torch.write(exact, calls, exact.weight, None)
+        assert_states_as_close(head.state_dict(), twin.state_dict(), exact.state_dict())
 
 
 def scaled(counts: Tensor, n: Tensor) -> Tensor:
@@ -74,6 +73,10 @@ def alike(counts: Tensor, n: Tensor) -> Tensor:
 class Halved(PaperRate):
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return super().__call__(counts, n) / 2
+
+
+class AsItIs(Euclidean):
+    """The same objective, and a class of its own, which the kernels do not know."""
 
 
 class Doubled(Euclidean):
@@ -103,7 +106,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
-    sizes = (1, 24, 7, 30)
+    sizes = (1, 24, 20)
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
 
 
@@ -113,7 +116,7 @@ def test_all_targets_equal(device: str) -> None:
     compare(head_of(device), [[call], [call]])
 
 
-@pytest.mark.parametrize("lengths", [(64,), (63, 65), (1, 128, 3), (130, 0, 200), (100, 28, 64, 64)])
+@pytest.mark.parametrize("lengths", [(16,), (15, 33), (1, 130, 3), (40, 0, 28, 20)])
 def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -> None:
     call = batch(device, sum(lengths))
     call.targets.copy_(torch.repeat_interleave(torch.tensor(lengths))[torch.randperm(sum(lengths))])
@@ -128,23 +131,21 @@ def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None
 
 
 @pytest.mark.parametrize("between", ["nothing", "memorize", "accumulate", "change h", "off", "ignore", "reset"])
-def test_what_was_seen_while_copying_holds_at_the_step(
-    between: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str) -> None:
     """Or is looked at again, where something that it depends on has changed since."""
-    kernels, plain = head_of(device), head_of(device)
+    kernels, plain = head_of(device), head_of(device, objective=AsItIs())
     plain.load_state_dict(kernels.state_dict())
-    calls = [batch(device, n) for n in (20, 9, 14)]
-    for head in (kernels, plain):
-        if head is plain:
-            monkeypatch.setattr(hardware, "on_gpu", lambda tensor: False)
+    exact = copy.deepcopy(plain).double()
+    calls = [batch(device, n) for n in (20, 9)]
+    for head in (kernels, plain, exact):
+        assert kernels_suit(head, head.weight) == (head is kernels)
         optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
         head.attach(optimizer)
         for call in calls:
-            h = call.h.clone()
+            h = call.h.to(head.weight.dtype, copy=True)
             head.loss(h, call.targets).backward()
             if between == "memorize":
-                head.memorize(calls[0].h, calls[0].targets)
+                head.memorize(calls[0].h.to(h.dtype), calls[0].targets)
             elif between == "accumulate":
                 head.loss(2 * h, call.targets).backward()
             elif between == "change h":
@@ -157,18 +158,17 @@ def test_what_was_seen_while_copying_holds_at_the_step(
                 head.running.reset()
             optimizer.step()
             optimizer.zero_grad()
-    for name, expected in plain.state_dict().items():
-        torch.testing.assert_close(kernels.state_dict()[name], expected, rtol=2e-5, atol=2e-6)
+    assert_states_as_close(kernels.state_dict(), plain.state_dict(), exact.state_dict())
 
 
 @pytest.mark.parametrize("label", [IGNORED, -1, CLASSES, 2**40])
 def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
     head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)
-    device_write.write(head, [call], head.weight)
+    write(head, [call], head.weight, None)
     before = copy.deepcopy(head.state_dict())
     nothing.targets.fill_(label)
-    device_write.write(head, [nothing], head.weight)
-    device_write.write(head, [batch(device, 0)], head.weight)
+    write(head, [nothing], head.weight, None)
+    write(head, [batch(device, 0)], head.weight, None)
     for key, value in head.state_dict().items():
         assert torch.equal(value, before[key]), key
 
@@ -190,7 +190,7 @@ def test_several_calls_and_dtypes_are_one_batch(device: str) -> None:
     head = head_of(device)
     twin = copy.deepcopy(head)
     compare(head, [calls])
-    device_write.write(twin, [whole], twin.weight)
+    write(twin, [whole], twin.weight, None)
     assert torch.equal(head.weight, twin.weight)
 
 
@@ -210,7 +210,7 @@ def test_familiar_rows_are_seen_at_first_and_those_of_the_batch_later(device: st
     assert head.running.batches.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("batches", [98, 99, 100, 500])
+@pytest.mark.parametrize("batches", [98, 500])
 def test_running_values_forget(batches: int, device: str) -> None:
     head = head_of(device)
     head.counts[2:9] = 3
@@ -228,8 +228,14 @@ def test_widths(features: int, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_weights_are_rounded_once(dtype: torch.dtype, device: str) -> None:
-    calls = [[batch(device, 20, dtype=dtype)] for _ in range(3)]
-    compare(head_of(device, dtype=dtype), calls, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    """A row is off by one unit in the last place at most; the interpreter rounds bfloat16 towards 0."""
+    head = head_of(device, dtype=dtype)
+    for _ in range(3):
+        calls, exact = [batch(device, 20, dtype=dtype)], copy.deepcopy(head).double()
+        write(head, calls, head.weight, None)
+        in_torch.write(exact, calls, exact.weight, None)
+        assert_exact(head.running.norms, exact.running.norms)
+        assert_rounded_once(head.weight, exact.weight, units=1)
 
 
 def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
@@ -237,9 +243,10 @@ def test_what_is_too_large_for_the_dtype_leaves_the_row(device: str) -> None:
     call.h[1] = 1e6
     call.targets.copy_(torch.tensor([1, 2, 3]))
     old = head.weight.detach().clone()
-    compare(head, [[call]], rtol=1e-3)
+    write(head, [call], head.weight, None)
     assert torch.equal(head.weight[2], old[2])
-    assert not torch.equal(head.weight[1], old[1])
+    for label, row in ((1, 0), (3, 2)):
+        assert_exact(head.weight[label], call.h[row].half(), ulps=1)
 
 
 def test_the_papers_loops(device: str) -> None:
@@ -247,18 +254,20 @@ def test_the_papers_loops(device: str) -> None:
     for n in (6, 20, 1, 13):
         call = batch(device, n)
         call.targets[0] = IGNORED
-        expected = oracle.update(head.weight.detach().cpu(), call.h.cpu(), call.targets.cpu())
-        device_write.write(head, [call], head.weight)
-        torch.testing.assert_close(head.weight.detach().cpu(), expected, rtol=2e-5, atol=1e-6)
+        exact = oracle.update(head.weight.detach().cpu().double(), call.h.cpu(), call.targets.cpu())
+        write(head, [call], head.weight, None)
+        assert_exact(head.weight, exact)
     assert head.counts.tolist() == oracle.counts
 
 
 @pytest.mark.parametrize("rate", [PaperRate(0.1, 50), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)])
 def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+    from hebbian_softmax.write.gpu.runs import find_runs
+
     head = head_of(device, rate=rate)
     head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
     y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
-    runs = device_write.find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
+    runs = find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
     assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())
@@ -268,7 +277,7 @@ def test_the_same_input_gives_the_same_bits(device: str) -> None:
     head, calls = head_of(device), [batch(device, 30), batch(device, 30)]
     twin = copy.deepcopy(head)
     for each in (head, twin):
-        device_write.write(each, calls, each.weight)
+        write(each, calls, each.weight, None)
     for key, value in head.state_dict().items():
         assert torch.equal(value, twin.state_dict()[key]), key
 
@@ -276,7 +285,7 @@ def test_the_same_input_gives_the_same_bits(device: str) -> None:
 def test_autograd_sees_the_change(device: str) -> None:
     head = head_of(device)
     product = (torch.randn(3, FEATURES, device=device, requires_grad=True) @ head.weight.T).sum()
-    device_write.write(head, [batch(device, 9)], head.weight)
+    write(head, [batch(device, 9)], head.weight, None)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
 
@@ -287,7 +296,7 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
     grad = torch.zeros(50, 100, device=device)
     if at is not None:
         grad.view(-1)[at] = value
-    found = hardware.any_nonzero(grad)
+    found = any_nonzero(grad)
     assert found.dtype == torch.bool
     assert bool(found) == bool(grad.any())
 
@@ -304,8 +313,8 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
 )
 def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
     head = HebbianSoftmax(**({"in_features": 4, "num_classes": 5, "gamma": 0.2, "limit": 6} | change))
-    assert not hardware.suits(head, head.weight)
-    assert not device_write.applies(head, [], head.weight)
+    with kernels_on_cpu():
+        assert not kernels_suit(head, head.weight)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")

@@ -74,14 +74,14 @@ def test_the_first_batch_is_raw() -> None:
 
 def test_new_classes_match_the_familiar_rows_of_a_trained_layer() -> None:
     """Also where the batch holds none of the familiar classes."""
-    linear = torch.nn.Linear(FEATURES, CLASSES, bias=False)
+    linear = torch.nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
     head = HebbianSoftmax.from_linear(linear, gamma=0.1, limit=9, counts=9, center=False)
     familiar = linear.weight.detach().clone()
     head.add_classes(1)
-    h = 100 * torch.randn(1, FEATURES)
+    h = 100 * torch.randn(1, FEATURES, dtype=torch.float64)
     head.memorize(h, torch.tensor([CLASSES]))
     assert torch.equal(head.weight[:CLASSES], familiar)
-    assert head.weight[CLASSES].norm().item() == pytest.approx(familiar.norm(dim=1).mean().item(), rel=1e-5)
+    assert head.weight[CLASSES].norm().item() == pytest.approx(familiar.norm(dim=1).mean().item(), rel=1e-12)
     torch.testing.assert_close(torch.cosine_similarity(head.weight[CLASSES], h[0], dim=0).item(), 1.0)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 
 @dataclass(eq=False)
@@ -15,27 +12,15 @@ class Call:
     """One ``loss()`` or ``remember()`` call."""
 
     counted: bool = False
-    """Its activations are pending or written: a second backward through the same graph adds nothing."""
+    """Whether its activations are pending or written: a second backward through the same graph then adds nothing."""
 
 
 @dataclass(eq=False)
 class Activations:
-    """The activations (N, features) and targets (N,) of a call, in memory that is not the user's."""
+    """The activations (N, features) and targets (N,) of a call, in memory that the user does not change."""
 
     h: Tensor
     targets: Tensor
     call: Call = field(default_factory=Call)
     inspection: object = None
-    """What the GPU's kernels found of them while they were copied."""
-
-
-def own_copy(h: Tensor, targets: Tensor, call: Call) -> Activations:
-    """Activations that stay what they are until the step: buffers may be filled anew, leaves optimised."""
-    if torch.compiler.is_compiling():
-        return Activations(h.detach().clone(), targets.clone(), call)
-    with record_function("hebbian_softmax::watch"):
-        copy = h.detach().clone(memory_format=torch.contiguous_format)  # the layout that the write's kernels read
-        return Activations(copy, targets.clone(), call)
-
-
-Copy = Callable[[Tensor, Tensor, Call], Activations]
+    """What the GPU's kernels found out about the activations while copying them."""

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
-from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax.attach.activations import Activations, Call, own_copy
+from hebbian_softmax import _torch
+from hebbian_softmax.attach.activations import Activations, Call
+from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import ShardedPending
-from hebbian_softmax.attach.watch import FrozenInputs, watch_loss
-from hebbian_softmax.distributed import check_group, is_sharded, local_rows, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
-from hebbian_softmax.write.gpu.inspect import copied
-from hebbian_softmax.write.in_torch import class_sums, write
+from hebbian_softmax.write import plain_copy, write
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 
 class Attachment:
-    """What ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
+    """The handle that ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
 
     def __init__(
         self,
@@ -39,29 +36,25 @@ class Attachment:
         _check_optimizer(optimizer, weight)
         check_group(weight, process_group)
         self.weight, self.process_group = weight, process_group
-        # The head owns this object, and the optimizer its hook: weak references keep both free of cycles, so that
-        # a large matrix goes when its owners do.
+        # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
+        # large matrix is freed together with its owners.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        self.pending = (
-            ShardedPending(weight, partial(_fold, self._head))
-            if is_sharded(weight)
-            else Pending(weight, partial(_fold, self._head), partial(_copied, self._head))
-        )
+        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight)
         self.frozen_inputs = FrozenInputs(self.pending)
-        # Disabled here and not by decorators: that would import torch's compiler with the library.
-        self.watch = torch.compiler.disable(partial(watch_loss, pending=self.pending))
+        # Disabled here and not by decorators, which would import torch's compiler together with the library.
+        self.watch = torch.compiler.disable(self.pending.watch)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
         self._watches_weight = False
         self._checked_for_copy = False
         self.watch_weight()
 
     def watch_weight(self) -> None:
-        """Hook the weight's gradient, as soon as it takes one: a weight may be frozen at first."""
+        """Hook the weight's gradient as soon as the weight takes one: it may be frozen at first."""
         if self._watches_weight or not self.weight.requires_grad:
             return
         self._watches_weight = True
-        if is_sharded(self.weight):
-            # Autograd sees the gathered rows and not the shard; FSDP calls this hook of the shard itself.
+        if _torch.is_sharded(self.weight):
+            # Autograd sees the gathered rows and not the shard; FSDP itself calls this hook of the shard.
             hook = self.weight.register_post_accumulate_grad_hook(_weakly(self._shard_gradient))
         else:
             hook = self.weight.register_hook(_weakly(self._weight_gradient))
@@ -73,7 +66,20 @@ class Attachment:
         return bool(self._hooks) and self.optimizer() is not None
 
     def group(self) -> dist.ProcessGroup | None:
+        """Return the group whose ranks form one batch; None in a single process."""
+        if self.process_group is None and not (dist.is_available() and dist.is_initialized()):
+            return None
         return resolve_group(self.weight, self.process_group)
+
+    def remember(self, h: Tensor, flat: Tensor, targets: Tensor) -> None:
+        """Let the gradient of ``h``, which ``flat`` is a view of, make the activations pending."""
+        self.watch_weight()
+        activations = plain_copy(flat, targets, Call())
+        if h.grad_fn is not None:
+            pending = self.pending
+            h.register_hook(lambda _: pending.reach(activations))
+        else:
+            self.frozen_inputs.remember(h, activations)
 
     def remove(self) -> None:
         """Stop writing. Safe to call twice."""
@@ -87,59 +93,59 @@ class Attachment:
             head.forget(self)
 
     def __reduce__(self) -> tuple[type[RemovedAttachment], tuple[()]]:
-        """Copies and pickles of a model that keeps its handle have a removed one."""
+        """Give copies and pickles of a model that keeps its handle a removed one."""
         return RemovedAttachment, ()
 
-    def _weight_gradient(self, grad: Tensor) -> None:
-        """A gradient is about to be added to ``weight.grad``."""
-        self.pending.weight_gradient()
-        self.frozen_inputs.weight_gradient()
-
-    def _shard_gradient(self, weight: Tensor) -> None:
-        """FSDP has added a gradient to ``weight.grad``."""
-        assert isinstance(self.pending, ShardedPending)
-        self.pending.gradient_added()
-        self.frozen_inputs.weight_gradient()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        head = self._head()
-        if head is None or not _ends_a_real_step(optimizer):
-            return
-        taken = self.take(optimizer)
-        group = self.group()
-        if taken or (group is not None and not _found_inf_on_cpu(optimizer)):
-            write(head, taken, self.weight, group)
-
-    def take(self, optimizer: torch.optim.Optimizer) -> list[Activations | ClassSums]:
-        """What the step of ``optimizer`` that is running completes; nothing is pending afterwards.
+    def take(self, optimizer: torch.optim.Optimizer) -> list[Activations | ClassSums] | None:
+        """Return what the running step of ``optimizer`` completes, and forget it; None where no real step is made.
 
         An optimizer that makes the write itself calls this within its step.
         """
         head = self._head()
-        if head is None or not _ends_a_real_step(optimizer):
-            return []
+        if head is None or not _torch.is_real_step(optimizer):
+            return None
         if self._weight_replaced(head):
             raise RuntimeError(
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
             )
-        if _found_inf_on_cpu(optimizer):
-            return []
-        found_inf = getattr(optimizer, "found_inf", None)
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips its step where this is not 0
         if isinstance(found_inf, Tensor) and found_inf.device.type != "cpu":
             self.pending.skip_if(found_inf)
+        elif isinstance(found_inf, Tensor) and bool(found_inf):
+            return None
         if not self._checked_for_copy and optimizer.state.get(self.weight) and not _is_capturing():
             _check_for_copy(optimizer, self.weight)
             self._checked_for_copy = True
         return self.pending.take()
 
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if getattr(optimizer, "has_written", False):  # within this step: see hebbian_softmax.optim
+            return
+        taken = self.take(optimizer)
+        head, group = self._head(), self.group()
+        if head is not None and taken is not None and (taken or group is not None):
+            write(head, taken, self.weight, group)
+
+    def _weight_gradient(self, grad: Tensor) -> None:
+        """Note that a gradient is about to be added to ``weight.grad``."""
+        self.pending.weight_gradient()
+        if self.frozen_inputs.unclaimed:
+            self.frozen_inputs.weight_gradient()
+
+    def _shard_gradient(self, weight: Tensor) -> None:
+        """Note that FSDP has added a gradient to ``weight.grad``."""
+        assert isinstance(self.pending, ShardedPending)
+        self.pending.gradient_added()
+        self.frozen_inputs.weight_gradient()
+
     def _weight_replaced(self, head: HebbianSoftmax) -> bool:
-        now = head._parameters.get("weight")
+        now = _torch.own_parameter(head, "weight")
         if now is self.weight:
             return False
-        if not is_sharded(self.weight) or now is None:
+        if not _torch.is_sharded(self.weight) or now is None:
             return True
-        return is_sharded(now) and now.placements == self.weight.placements  # else FSDP's gathered copy
+        return _torch.is_sharded(now) and now.placements == self.weight.placements  # else FSDP's gathered copy
 
 
 class RemovedAttachment:
@@ -151,18 +157,8 @@ class RemovedAttachment:
         """Do nothing, as a second ``remove()`` does."""
 
 
-def _fold(head: weakref.ref[HebbianSoftmax], contents: list[Activations | ClassSums]) -> ClassSums | None:
-    owner = head()
-    return None if owner is None else class_sums(owner, contents).folded()  # a loss may outlive it
-
-
-def _copied(head: weakref.ref[HebbianSoftmax], h: Tensor, targets: Tensor, call: Call) -> Activations:
-    owner = head()
-    return own_copy(h, targets, call) if owner is None else copied(owner, h, targets, call)
-
-
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """``method`` as a hook that does not keep its object alive."""
+    """Return ``method`` as a hook that does not keep its object alive."""
     reference = weakref.WeakMethod(method)
 
     def hook(tensor: Tensor) -> None:
@@ -191,7 +187,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     """Refuse an optimizer whose state holds the weight itself: its next step would overwrite what the rule writes.
 
-    torch's own optimizers and ours update the parameter in place; the copy that ASGD averages is never written back.
+    torch's own optimizers and this library's update the parameter in place; the copy that ASGD averages is never
+    written back.
     """
     if type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax.")):
         return
@@ -207,30 +204,6 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
             )
 
 
-def _found_inf_on_cpu(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused optimizer skipped its step; on a GPU, where that is not read back, what is pending is masked."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and bool(found_inf)
-
-
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is being recorded, which nothing may be read back in."""
+    """Return whether a CUDA graph is being recorded, during which nothing may be read back."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _ends_a_real_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step that just ended is neither a dummy nor a part of a larger one; seen from who called it.
-
-    torch.distributed.checkpoint makes a step of zero gradients to create the optimizer's state, perhaps on one rank
-    only. And a ``step`` that calls ``super().step()`` may run the hooks within, with more to do after them.
-    """
-    steps = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
-        if name == "_init_optim_state" and module == "torch.distributed.checkpoint.state_dict":
-            return False
-        if name == "wrapper" and module == "torch.optim.optimizer":
-            steps += frame.f_locals.get("args", (None,))[0] is optimizer
-        frame = frame.f_back
-    return steps <= 1

@@ -1,6 +1,6 @@
 """Which activations await the next optimizer step.
 
-An activation becomes pending when the gradient of its loss reaches the head, and stays so until the optimizer's
+An activation becomes pending when the gradient of its loss reaches the head, and stays pending until the optimizer's
 next step or until the gradients it belongs to are cleared. PyTorch has no hook for clearing, so the gradient itself
 is watched: before anything new is added to ``weight.grad``, and again at the step, it is compared with what it was
 at the end of the last backward pass.
@@ -11,93 +11,113 @@ at the end of the last backward pass.
     changed, and zero everywhere                    cleared (``zero_grad(set_to_none=False)``)
     changed otherwise (clipped, unscaled, reduced)  kept
 
-With FSDP2 a rank sees its shard of the gradient only: see ``sharded_pending.py``.
+With FSDP2 a rank sees only its shard of the gradient: see ``sharded.py``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax.attach.activations import Activations, Call, Copy, own_copy
+from hebbian_softmax import _torch
+from hebbian_softmax.attach.activations import Activations, Call
+from hebbian_softmax.growth import OUTGROWN
 from hebbian_softmax.rule import ClassSums
-from hebbian_softmax.write.gpu import device
+from hebbian_softmax.write import any_nonzero, copied, plain_copy
+from hebbian_softmax.write.in_torch import class_sums
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
 
 FOLD_ROWS, FOLD_ROWS_ON_CUDA = 65_536, 262_144
-"""Pending activations are folded into class sums beyond this many, so that memory stays bounded by the classes.
+"""Pending activations beyond this number are folded into class sums, so that the classes bound the memory.
 
-On CUDA folding waits for the device and cannot be captured in a graph, so it comes later: beyond so many activations
-between two steps (512 MB of 1,024 features in bfloat16), or as many as there are classes if those are more.
+On CUDA folding waits for the device and cannot be captured in a graph, so it happens later: beyond this number of
+activations between two steps (512 MB of 1,024 features in bfloat16), or the number of classes if that is larger.
 """
-
-
-Fold = Callable[[list["Activations | ClassSums"]], ClassSums | None]
 
 
 @dataclass(eq=False)
 class _Entry:
     content: Activations | ClassSums
     has_gradient: bool
-    """``weight.grad`` existed when its backward ended; not so with FSDP's delayed reduction or autograd.grad."""
+    """Whether ``weight.grad`` existed when its backward pass ended; not after autograd.grad, nor always with FSDP."""
     alive: Tensor | None = None
     """On CUDA: a boolean on the device, so that finding a cleared gradient does not wait for the device."""
     born: int = 0
-    """The backward pass since the last step that it became pending in, where those are counted."""
+    """The number, since the last step, of the backward pass in which it became pending; counted with FSDP only."""
 
 
 class Pending:
     """The activations waiting for the next step of the optimizer that holds ``parameter``."""
 
-    def __init__(self, parameter: Tensor, fold: Fold, copy: Copy = own_copy) -> None:
+    def __init__(self, head: HebbianSoftmax, parameter: Tensor) -> None:
         self.parameter = parameter
-        self.copy = copy
-        self._fold = fold
+        self.fold_rows: int | None = None
+        """The number of activations beyond which they are folded, in place of ``FOLD_ROWS``."""
+        self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
         self._entries: list[_Entry] = []
         self._fold_at = 0
         self._seen: weakref.ref[Tensor] | None = None
         self._seen_version = -1
         self._pass = 0
         self._arriving: list[tuple[int, Activations]] = []
-        """Reached in a backward pass that has not ended, with the number of that pass."""
-        self._weight_pass = _NO_PASS
-        """The last backward pass that brought the weight a gradient."""
+        """Activations reached in a backward pass that has not ended, with the number of that pass."""
+        self._weight_pass = _torch.NO_BACKWARD
+        """The number of the last backward pass that brought the weight a gradient."""
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def rows(self) -> int:
+        """Return the number of activations, or of class sums, that are held."""
+        return sum(_rows(entry) for entry in self._entries)
+
+    def watch(self, loss: Tensor, h: Tensor, targets: Tensor) -> Tensor:
+        """Return ``loss`` such that its backward pass makes the activations pending."""
+        if not loss.requires_grad or _torch.is_transforming():
+            return loss  # torch.func differentiates copies, which no optimizer steps
+        watched: Tensor = _Watch.apply(loss, h, targets, self)
+        return watched
+
+    def copy(self, h: Tensor, targets: Tensor, call: Call) -> Activations:
+        """Return the activations of ``call`` in memory of our own."""
+        head = self._head()
+        return plain_copy(h, targets, call) if head is None else copied(head, self.parameter, h, targets, call)
+
     def reach(self, activations: Activations) -> None:
-        """The gradient of these activations' loss has reached the head: call inside the backward pass."""
+        """Note, inside a backward pass, that the gradient of these activations' loss has reached the head."""
         self.drop_cleared()
         if self._closed or activations.call.counted or self.is_arriving(activations.call):
             return
-        now = _current_pass()
-        if now != _NO_PASS:  # what is left of other passes ended in an exception
+        now = _torch.current_backward()
+        if now != _torch.NO_BACKWARD:  # what other passes have left ended in an exception
             self._arriving = [each for each in self._arriving if each[0] == now]
         self._arriving.append((now, activations))
         # A callback that a callback queues comes after those in which DDP and FSDP complete the gradient.
-        _after_backward(partial(_after_backward, partial(self._arrive, now, activations)))
+        arrive = partial(self._arrive, now, activations)
+        _torch.call_after_backward(partial(_torch.call_after_backward, arrive))
 
     def is_arriving(self, call: Call | None = None) -> bool:
-        """Whether the call, or any, was reached in the backward pass that is running."""
-        now = _current_pass()
+        """Return whether ``call``, or any call if none is given, was reached in the backward pass that runs now."""
+        now = _torch.current_backward()
         return any(
             number == now and (call is None or activations.call is call) for number, activations in self._arriving
         )
 
     def weight_gradient(self) -> None:
-        """A gradient is about to be added to ``parameter.grad``."""
+        """Note that a gradient is about to be added to ``parameter.grad``."""
         self.drop_cleared()
-        self._weight_pass = _current_pass()
+        self._weight_pass = _torch.current_backward()
 
     def drop_cleared(self) -> None:
-        """Forget what belongs to a gradient that was cleared: call before a gradient is added to ``parameter``."""
+        """Forget the activations whose gradient was cleared; call this before a gradient is added to ``parameter``."""
         if not self.parameter.requires_grad:
             return  # a frozen weight has no gradient to be cleared: its activations last until the step
         grad = self.parameter.grad
@@ -107,7 +127,7 @@ class Pending:
             self._check(grad)
 
     def take(self) -> list[Activations | ClassSums]:
-        """What the step just made completes; nothing is pending afterwards.
+        """Return the activations that the step just made completes, and forget them.
 
         Activations whose gradient has not come to ``parameter.grad`` yet stay for a later step.
         """
@@ -116,8 +136,8 @@ class Pending:
         if self.parameter.requires_grad and self.parameter.grad is None:
             return []
         taken = [_masked(entry) for entry in self._entries]
-        now = _current_pass()
-        if now != _NO_PASS:  # a step within the backward pass, as optimizers in hooks make
+        now = _torch.current_backward()
+        if now != _torch.NO_BACKWARD:  # a step within the backward pass, as optimizers in hooks make
             taken += [activations for number, activations in self._arriving if number == now]
             self._arriving = []
             for content in taken:
@@ -126,42 +146,43 @@ class Pending:
         return taken
 
     def skip_if(self, skipped: Tensor) -> None:
-        """Take no part in a step that the optimizer itself skipped (``found_inf`` of the fused optimizers)."""
+        """Forget what is pending if ``skipped``, the ``found_inf`` of a fused optimizer, is not 0."""
         self._keep_where(skipped.eq(0).all())
 
     def clear(self) -> None:
+        """Forget what is pending."""
         self._entries = []
         self._fold_at = 0
 
     def close(self) -> None:
-        """Forget everything and take in nothing more."""
+        """Forget everything, and let nothing become pending any more."""
         self.clear()
         self._arriving = []
         self._closed = True
 
     def _check(self, grad: Tensor) -> None:
-        """Forget what was cleared with ``set_to_none=False``."""
-        if self._entries and (not self._is_seen(grad) or self._seen_version != grad._version):
-            self._keep_where(device.any_nonzero(grad))
+        """Forget the activations whose gradient was cleared with ``set_to_none=False``."""
+        if self._entries and (not self._is_seen(grad) or self._seen_version != _torch.version(grad)):
+            self._keep_where(any_nonzero(grad))
 
     def _note(self, grad: Tensor) -> None:
-        """A backward pass has ended with this gradient."""
-        self._seen, self._seen_version = weakref.ref(grad), grad._version
+        """Remember the gradient with which a backward pass has ended."""
+        self._seen, self._seen_version = weakref.ref(grad), _torch.version(grad)
 
     def _is_seen(self, grad: Tensor) -> bool:
         return self._seen is not None and self._seen() is grad
 
     def _settle(self) -> None:
-        """Ask other ranks for what this one cannot see; not needed where it sees the whole gradient."""
+        """Ask other ranks what this one cannot see; a rank that sees the whole gradient has nothing to ask."""
 
     def _drop_with_gradient(self) -> None:
         for entry in self._entries:
             if entry.has_gradient:
-                _count(entry.content, False)  # backpropagated again, it is pending again
+                _count(entry.content, False)  # another backward pass makes it pending again
         self._entries = [entry for entry in self._entries if not entry.has_gradient]
 
     def _arrive(self, number: int, activations: Activations) -> None:
-        """The backward pass has ended well."""
+        """Make activations pending: their backward pass has ended well."""
         if (number, activations) not in self._arriving:
             return  # a step within the pass took it, or the head was detached
         self._arriving.remove((number, activations))
@@ -169,7 +190,7 @@ class Pending:
             self._add(activations)
 
     def _gave_weight_a_gradient(self, number: int) -> bool:
-        """Not so for the gradient of something else, as of the input in an adversarial attack."""
+        """Return whether that pass was for the weight, and not for something else, as the input in an attack."""
         return not self.parameter.requires_grad or self._weight_pass == number
 
     def _add(self, activations: Activations) -> None:
@@ -180,22 +201,26 @@ class Pending:
             self._note(grad)
             for entry in self._entries:
                 entry.has_gradient = True
-        if sum(_rows(entry) for entry in self._entries) > max(self._fold_at, self._unfolded_rows()):
+        if self.rows() > max(self._fold_at, self._most_rows()):
             self._fold_entries()
 
     def _fold_entries(self) -> None:
-        last = self._entries[-1]  # whether there is a gradient is the same for all: else some had been dropped
-        sums = self._fold([_masked(entry) for entry in self._entries])
-        if sums is None:  # the head is gone, and nobody will write
+        head = self._head()
+        if head is None:  # nobody will write
             self.clear()
             return
+        last = self._entries[-1]  # all have a gradient or none has: else some would have been dropped
+        sums = class_sums(head, [_masked(entry) for entry in self._entries]).folded()
         self._entries = [_Entry(sums, last.has_gradient, born=last.born)]
-        self._fold_at = 2 * _rows(self._entries[0])
+        self._fold_at = 2 * self.rows()
 
-    def _unfolded_rows(self) -> int:
+    def _most_rows(self) -> int:
+        if self.fold_rows is not None:
+            return self.fold_rows
         return max(FOLD_ROWS_ON_CUDA, self.parameter.shape[0]) if self.parameter.is_cuda else FOLD_ROWS
 
     def _keep_where(self, alive: Tensor) -> None:
+        """Forget what is pending if ``alive`` is false; on a GPU without reading it."""
         if alive.device.type == "cpu":
             if not alive:
                 for entry in self._entries:
@@ -206,28 +231,36 @@ class Pending:
             entry.alive = alive if entry.alive is None else entry.alive & alive
 
 
-_NO_PASS = -1
+class _Watch(torch.autograd.Function):
+    """The identity. The activations that it saves are freed with the loss's graph, so an unused loss costs nothing."""
 
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, h: Tensor, targets: Tensor, pending: Pending) -> Tensor:
+        ctx.save_for_backward(h, targets)
+        ctx.pending = pending
+        ctx.classes = pending.parameter.shape[0]
+        ctx.call = Call()
+        return loss.clone()  # a view could not be changed in place, and `loss /= steps` is common
 
-def _current_pass() -> int:
-    """The number of the backward pass that is running on this thread, or -1."""
-    number: int = torch._C._current_graph_task_id()
-    return number
-
-
-def _after_backward(callback: Callable[[], None]) -> None:
-    """Call within a backward pass; one that ends in an exception does not run its callbacks."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.classes != ctx.pending.parameter.shape[0]:
+            raise RuntimeError(OUTGROWN)
+        ctx.pending.drop_cleared()
+        if not ctx.call.counted:
+            h, targets = ctx.saved_tensors
+            ctx.pending.reach(ctx.pending.copy(h, targets, ctx.call))
+        return grads[0], None, None, None
 
 
 def _count(content: Activations | ClassSums, counted: bool = True) -> None:
+    """Note whether the call of these activations is pending or written; sums no longer know their calls."""
     if isinstance(content, Activations):
         content.call.counted = counted
 
 
 def _masked(entry: _Entry) -> Activations | ClassSums:
-    """The entry's content, emptied where its gradient was found cleared on the device."""
+    """Return the entry's content, emptied if its gradient was found cleared on the device."""
     content, alive = entry.content, entry.alive
     if alive is None:
         return content

@@ -3,51 +3,59 @@
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hebbian_softmax._torch import is_sharded
 from hebbian_softmax.attach.activations import Activations
-from hebbian_softmax.attach.pending import Fold, Pending
-from hebbian_softmax.distributed import is_sharded, local_rows, resolve_group
+from hebbian_softmax.attach.pending import Pending
+from hebbian_softmax.distributed import local_rows, resolve_group
 from hebbian_softmax.rule import ClassSums
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
 
 
 class ShardedPending(Pending):
-    """Pending for a weight sharded by FSDP2, whose gradient each rank sees only the rows of its own shard of.
+    """Pending for a weight sharded by FSDP2: each rank sees only its own rows of the gradient.
 
     Versions tell nothing there (foreach operations do not raise a DTensor's), so the shard itself is looked at:
-    not zero at the end of a backward pass and zero now means cleared. A rank whose shard of the gradient was zero all
-    along, for example because it has no rows, cannot tell and learns it from the others at the step.
+    a shard that was not zero at the end of a backward pass and is zero now was cleared. A rank whose shard of the
+    gradient was zero all along, for example because it has no rows, cannot tell and learns it from the others at the
+    step.
     """
 
-    def __init__(self, parameter: Tensor, fold: Fold) -> None:
-        super().__init__(parameter, fold)
+    def __init__(self, head: HebbianSoftmax, parameter: Tensor) -> None:
+        super().__init__(head, parameter)
         self._pass_ended = False
         self._nonzero = torch.zeros((), dtype=torch.bool, device=local_rows(parameter).device)
         self._cleared = torch.zeros((), dtype=torch.int64, device=local_rows(parameter).device)
-        """Passes before this one were cleared, as far as this rank can see."""
+        """As far as this rank can see, the gradients of passes before this number were cleared."""
 
     def drop_cleared(self) -> None:
+        """Count the backward passes, too."""
         self._pass += self._pass_ended
         self._pass_ended = False
         super().drop_cleared()
 
-    def _gave_weight_a_gradient(self, number: int) -> bool:
-        return True  # FSDP brings the gradient to the shard when it likes
-
     def gradient_added(self) -> None:
-        """FSDP has added to the gradient: to a new one, if there was none."""
+        """Note that FSDP has added to the gradient; if there was none, what belonged to the old one is forgotten."""
         grad = self.parameter.grad
         if grad is not None and not self._is_seen(grad):
             self._drop_with_gradient()
 
     def take(self) -> list[Activations | ClassSums]:
+        """Start counting passes anew, too."""
         taken = super().take()
-        if self.parameter.grad is not None:  # as on all ranks, which so go on counting passes alike
+        if self.parameter.grad is not None:  # true on all ranks or on none, so they go on counting alike
             self._pass, self._cleared = 0, torch.zeros_like(self._cleared)
         return taken
+
+    def _gave_weight_a_gradient(self, number: int) -> bool:
+        return True  # FSDP brings the gradient to the shard at a time of its own choice
 
     def _check(self, grad: Tensor) -> None:
         self._seen = weakref.ref(grad)

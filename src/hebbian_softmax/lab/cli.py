@@ -1,4 +1,8 @@
-"""The command `hebbian`."""
+"""The command `hebbian`.
+
+Help must be quick, so only the parser of the chosen command is complete: the modules of the other commands are not
+even imported.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,7 @@ from types import FrameType
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
-
-EXTRAS = ("numpy", "matplotlib")  # what `pip install 'hebbian-softmax[lab]'` adds
+from hebbian_softmax.lab.base.extras import PACKAGES, missing
 
 VERBS = {
     "train": "train a language model on a corpus",
@@ -23,17 +26,24 @@ VERBS = {
     "sweep": "tune a language model on a corpus: the paper's grids, selected on the validation text",
     "reproduce": "re-run an experiment of the paper: tuning, seeds, tables and figures",
 }
+"""Commands that run an experiment: `hebbian VERB EXPERIMENT`."""
+
+OTHERS = {
+    "evaluate": "measure the language models of a run: perplexity, also by word frequency",
+    "report": "show the tables of runs and write them to one HTML page",
+    "data": "prepare text corpora, list them, or look at one",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the value is the exit code. Errors a user can act on are one line, not a traceback."""
+    """Run one command and return its exit code. An error that the user can act on is one line, not a traceback."""
     open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks γ shows a question mark
     try:
         with terminable():
-            return run_command(argv)
+            return run_command(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         say("hebbian: stopped")
         return 128 + signal.SIGINT
@@ -44,21 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output()
 
 
-def run_command(argv: Sequence[str] | None) -> int:
+def run_command(words: list[str]) -> int:
+    """Run the command that the words of the command line name; turn errors into a message and an exit code."""
     try:
-        arguments = build_parser().parse_args(name_folder(sys.argv[1:] if argv is None else argv))
+        words = name_folder(words)
+        arguments = build_parser(words).parse_args(words)
         code: int = arguments.execute(arguments)
         sys.stdout.flush()
         return code
     except LabError as error:
         return fail(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS:
+        if error.name not in PACKAGES:
             raise
-        return fail(f"this command needs {error.name}: pip install 'hebbian-softmax[lab]'")
+        return fail(str(missing(error.name)))
     except BrokenPipeError:
-        # The reader of our output has gone (`hebbian … | head`). Output comes after all work is done and saved, and
-        # progress does not raise this, so nothing is wrong.
+        # The reader of the output has gone, as in `hebbian … | head`. All work is done and saved before the output
+        # is written, and progress never raises this error, so nothing is wrong.
         return 0
     except OSError as error:
         return fail(f"{error.filename or 'reading or writing failed'}: {error.strerror or error}")
@@ -66,7 +78,7 @@ def run_command(argv: Sequence[str] | None) -> int:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt, unless the caller handles or ignores it."""
+    """Let SIGTERM raise `Terminated`, as Ctrl-C raises KeyboardInterrupt, unless the caller handles or ignores it."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -83,30 +95,31 @@ def terminable() -> Iterator[None]:
 
 
 def fail(message: str) -> int:
+    """Say what went wrong and return the exit code of an error."""
     say(f"hebbian: error: {message}")
     return 1
 
 
-def name_folder(argv: Sequence[str]) -> list[str]:
-    """`hebbian train FOLDER ...` as the parser knows it: `hebbian train corpus --corpus FOLDER ...`."""
-    from hebbian_softmax.lab.experiments import RECIPES
-    from hebbian_softmax.lab.language.source import FOLDER, prepared_corpus
+def name_folder(words: list[str]) -> list[str]:
+    """Turn `hebbian train FOLDER …` into what the parser knows: `hebbian train corpus --corpus FOLDER …`."""
+    match words:
+        case [verb, text, *rest] if verb in VERBS and not text.startswith("-"):
+            from hebbian_softmax.lab.experiments import recipes
 
-    match list(argv):
-        case [verb, text, *rest]:
-            names = {recipe.name for recipe in RECIPES if recipe.verb == verb}
-            if FOLDER in names and text not in names and (corpus := prepared_corpus(text)) is not None:
-                return [verb, FOLDER, "--corpus", corpus, *rest]
-    return list(argv)
+            names = {recipe.name for recipe in recipes(verb)}
+            if text not in names:
+                from hebbian_softmax.lab.language.source import FOLDER, prepared_corpus
+
+                if FOLDER in names and (corpus := prepared_corpus(text)) is not None:
+                    return [verb, FOLDER, "--corpus", corpus, *rest]
+    return words
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands. What a command does is its `execute` default."""
-    from hebbian_softmax.lab.data.command import add_data
-    from hebbian_softmax.lab.experiments import RECIPES
-    from hebbian_softmax.lab.language.memories.command import add_command as add_evaluate
-    from hebbian_softmax.lab.report_command import add_command as add_report
+def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser that knows all commands by name, and all options of the one that `words` choose.
 
+    What the chosen command does is the parser's default `execute`.
+    """
     parser = argparse.ArgumentParser(
         prog="hebbian",
         description="Experiments with softmax layers that memorise.",
@@ -115,25 +128,50 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hebbian-softmax {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    for verb, help in VERBS.items():
-        group = commands.add_parser(verb, help=help, description=sentence(help), allow_abbrev=False)
-        names = group.add_subparsers(title="experiments", metavar="EXPERIMENT", required=True)
-        for recipe in RECIPES:
-            if recipe.verb == verb:
-                command = names.add_parser(
-                    recipe.name, help=recipe.help.replace("%", "%%"), description=recipe.description, allow_abbrev=False
-                )
-                recipe.add_options(command)
-                command.set_defaults(execute=recipe.execute)
-
-    add_evaluate(commands)
-    add_report(commands)
-    add_data(commands, reserved={recipe.name for recipe in RECIPES})
+    chosen = next((word for word in words if not word.startswith("-")), "")
+    for name, help in (VERBS | OTHERS).items():
+        if name == chosen in OTHERS:
+            add_other(commands, name)
+        else:
+            command = commands.add_parser(name, help=help, description=sentence(help), allow_abbrev=False)
+            if name == chosen:
+                add_experiments(command, name)
     return parser
 
 
+def add_experiments(command: argparse.ArgumentParser, verb: str) -> None:
+    """Add the experiments of a verb with all their options."""
+    from hebbian_softmax.lab.experiments import recipes
+
+    names = command.add_subparsers(title="experiments", metavar="EXPERIMENT", required=True)
+    for recipe in recipes(verb):
+        parser = names.add_parser(
+            recipe.name, help=recipe.help.replace("%", "%%"), description=recipe.description, allow_abbrev=False
+        )
+        recipe.add_options(parser)
+        parser.set_defaults(execute=recipe.execute)
+
+
+def add_other(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Add a command that runs no experiment, with all its options."""
+    from hebbian_softmax.lab import experiments
+
+    if name == "evaluate":
+        from hebbian_softmax.lab.language.memories.command import add_command as add_evaluate
+
+        add_evaluate(commands)
+    elif name == "report":
+        from hebbian_softmax.lab.report.command import add_command as add_report
+
+        add_report(commands, experiments.find_recipe, experiments.compare_runs)
+    else:
+        from hebbian_softmax.lab.data.command import add_data
+
+        add_data(commands, reserved={recipe.name for verb in VERBS for recipe in experiments.recipes(verb)})
+
+
 def sentence(text: str) -> str:
+    """Return a help text as a sentence."""
     return text[0].upper() + text[1:] + "."
 
 

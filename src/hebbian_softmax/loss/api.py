@@ -1,19 +1,27 @@
-"""The losses of a linear layer, without its logits."""
+"""The losses of a linear layer without its logits, and which implementation computes them."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from hebbian_softmax.loss import checks, reference, selection
-from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
+from hebbian_softmax import _torch
+from hebbian_softmax.loss import checks, reference
+from hebbian_softmax.loss.dtypes import product_dtype, result_dtype, wide
+from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine, uncompiled
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
 _DEFAULTS = "mean", None, 0.0, "auto", None
 _IGNORED = -100
-"""``ignore_index`` where none is given."""
+"""The ``ignore_index`` of a caller who gives none."""
+
+_TINY = 2**18
+"""Up to this number of logits, computing all of them at once takes less time than the bookkeeping of tiles."""
+_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 4 * _TINY, 256 * _TINY
+"""Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
 
 
 def linear_cross_entropy(
@@ -29,32 +37,32 @@ def linear_cross_entropy(
     impl: str = "auto",
     workspace: int | None = None,
 ) -> Tensor:
-    r"""``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the N × V logits.
+    r"""Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the N × V logits.
 
     .. math::
         \ell_i = -\log \frac{\exp(h_i \cdot W_{y_i})}{\sum_v \exp(h_i \cdot W_v)}
 
-    Names and meaning are those of torch 2.13's ``F.linear_cross_entropy`` with class indices. Gradients are exact, and
-    computed only for what requires them.
+    The arguments are those of torch 2.13's ``F.linear_cross_entropy`` with class indices, and ``impl`` and
+    ``workspace``. Gradients are exact, and computed only for the operands that require them.
 
     Args:
-        input: h, (d,) or (N, d).
-        linear_weight: W, (V, d).
+        input: the activations h, (d,) or (N, d).
+        linear_weight: the matrix W, (V, d).
         target: class indices, () or (N,).
         linear_bias: (V,).
         weight: class weights, (V,).
         reduction: ``mean``, ``sum`` or ``none``.
-        ignore_index: targets of this value take no part; None is -100.
+        ignore_index: targets of this value take no part in the loss; None means -100.
         label_smoothing: ε in [0, 1], as in ``F.cross_entropy``.
-        impl: ``reference`` builds all logits; ``chunked`` works through them in tiles; ``triton`` in fused kernels
-            (CUDA of capability 9.0, bfloat16, d divisible by 8). ``auto`` takes the fastest that fits, and
-            ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
+        impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
+            CUDA devices of capability 9.0 or more, in bfloat16, with d divisible by 8). ``auto`` takes the fastest that
+            fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
             ``torch.export``. Only ``reference`` can be differentiated twice.
-        workspace: bytes that may be held besides inputs, results and a few numbers for each row and class; by default
-            on a CPU half of the logits (half precision: a quarter) within 2 … 128 MiB, and on a GPU one and a half
-            times the matrix in float32, within 0.45 … 3.6 GB (``chunked``: 1 GiB). Apart from it, operands of another
-            layout, or under autocast of another dtype, are copied, and a gradient in half precision that is summed
-            over several tiles has a sum in float32.
+        workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
+            default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
+            and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
+            copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
+            half precision that is added up over several tiles.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
     >>> loss = linear_cross_entropy(h, W, torch.tensor([3, 14, 15, 92]), impl="chunked", workspace=20_000)
@@ -65,7 +73,7 @@ def linear_cross_entropy(
     plain = linear_bias is None and weight is None and options == _DEFAULTS
     ignore_index = _IGNORED if ignore_index is None else ignore_index
     if plain and checks.is_usual(input, linear_weight, target):
-        if selection.is_tiny(input, linear_weight, workspace):
+        if _is_tiny(input, linear_weight, workspace):
             return F.cross_entropy(F.linear(input, linear_weight), target)
     else:
         checks.check_options(reduction, ignore_index, label_smoothing)
@@ -101,42 +109,36 @@ def cross_entropy(
     zero_if_empty: bool = False,
     copy: Tensor | None = None,
 ) -> Tensor:
-    """The same for checked arguments.
+    """Return the loss of arguments that the caller has checked.
 
-    With ``zero_if_empty`` a mean over no target is 0, with zero gradients. ``copy`` is ``linear_weight`` in the dtype
-    of ``input``, where it is at hand: products use it, and the gradient goes to ``linear_weight`` in its own dtype.
+    With ``zero_if_empty``, a mean over no target is 0 with zero gradients instead of NaN. ``copy`` is ``linear_weight``
+    in the dtype of ``input``, for callers who hold one: products use the copy, and the gradient goes to
+    ``linear_weight`` in the dtype of ``linear_weight``.
     """
     target = target.long()
     if (
         impl == "auto"
         and copy is None
-        and (
-            selection.is_tiny(input, linear_weight, workspace)
-            or selection.needs_reference(input, linear_weight, linear_bias)
-        )
+        and (_is_tiny(input, linear_weight, workspace) or _needs_reference(input, linear_weight, linear_bias))
     ):
         impl = "reference"
     if impl == "reference":
         return reference.cross_entropy(
             input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
         )
-    if torch.compiler.is_compiling():
-        from hebbian_softmax.loss.uncompiled import apply
-    else:
-        apply = LinearCrossEntropy.apply
-    products = selection.product_dtype(input)
-    wide = torch.promote_types(products, torch.float32)
+    apply = uncompiled() if torch.compiler.is_compiling() else LinearCrossEntropy.apply
+    products = product_dtype(input)
     settings = Settings(
         impl=impl,
         workspace=workspace,
         products=products,
-        result=selection.result_dtype(input) if copy is None else linear_weight.dtype,
+        result=result_dtype(input) if copy is None else linear_weight.dtype,
         reduction=reduction,
         ignore_index=ignore_index,
         differentiable=torch.is_grad_enabled(),
         zero_if_empty=zero_if_empty,
     )
-    weighting = Weighting(None if weight is None else weight.to(wide), float(label_smoothing))
+    weighting = Weighting(None if weight is None else weight.to(wide(products)), float(label_smoothing))
     loss: Tensor = apply(
         input.reshape(-1, input.shape[-1]), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings
     )
@@ -154,9 +156,9 @@ def linear_log_prob(
     impl: str = "auto",
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""log p(target) and log Σ_v exp(z_v) of each row of ``input``, without the N × V logits and without gradients.
+    r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits or gradients.
 
-    Both have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
+    Both results have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
     arguments are those of :func:`linear_cross_entropy`.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
@@ -168,19 +170,39 @@ def linear_log_prob(
     checks.check_options("none", ignore_index, 0.0)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
-    target = target.long()  # before it is compared: as uint8, 156 equals -100
+    target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
     problem = Problem.of(
         input.reshape(-1, input.shape[-1]),
         linear_weight,
         linear_bias,
         torch.where(target == ignore_index, -1, target).reshape(-1),
-        selection.product_dtype(input),
+        product_dtype(input),
     )
-    if impl == "reference" or (impl == "auto" and selection.is_tiny(input, linear_weight, workspace)):
+    if impl == "reference" or (impl == "auto" and _is_tiny(input, linear_weight, workspace)):
         found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
     else:
-        engine = selection.engine(impl, problem)
-        terms = engine.row_terms(problem, workspace or selection.default_workspace(engine, problem))
+        engine = choose_engine(impl, problem)
+        terms = engine.row_terms(problem, workspace or engine.default_workspace(problem))
         found = -terms.nll, terms.normaliser
     return found[0].reshape(target.shape), found[1].reshape(target.shape)
+
+
+def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
+    """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
+    logits, size = input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0], input.element_size()
+    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
+    return logits <= most and (workspace is None or 3 * logits * size <= workspace)
+
+
+def _needs_reference(*tensors: Tensor | None) -> bool:
+    """Return whether something must trace the computation, which an autograd node would hide from it.
+
+    That is so under torch.func, in forward-mode differentiation, for export, and for tensors without values.
+    """
+    present = [each for each in tensors if each is not None]
+    if _torch.is_transforming() or torch.compiler.is_exporting():
+        return True
+    if any(each.is_meta or _torch.is_fake(each) for each in present):
+        return True
+    return _torch.is_in_forward_mode() and any(forward_ad.unpack_dual(each).tangent is not None for each in present)

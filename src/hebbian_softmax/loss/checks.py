@@ -1,4 +1,4 @@
-"""What the losses accept. Every check names the argument, what it was and what it may be."""
+"""The checks of the losses' arguments. Every error names the argument, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax import _torch
 from hebbian_softmax.checks import check_integer, check_number
-from hebbian_softmax.loss.selection import autocasts
+from hebbian_softmax.loss.dtypes import autocasts
 
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 REDUCTIONS = ("mean", "sum", "none")
 
 
 def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any = None) -> None:
-    """Kinds, shapes, devices and dtypes of the tensors."""
+    """Check the types, shapes, devices and dtypes of the tensors."""
     optional = {"linear_bias": linear_bias, "target": target}
     present = {name: value for name, value in optional.items() if value is not None}
     for name, value in ({"input": input, "linear_weight": linear_weight} | present).items():
@@ -39,14 +40,17 @@ def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any
         if target.shape != input.shape[:-1]:
             shape = tuple(input.shape[:-1])
             raise ValueError(f"target must have shape {shape} to go with input, got {tuple(target.shape)}")
-    if not autocasts(input):  # which would bring them to one dtype
+    if not autocasts(input):  # Autocast brings all of them to one dtype.
         for name, value in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
             if value is not None and value.dtype != input.dtype:
                 raise TypeError(f"{name} must have the dtype of input, {input.dtype}, got {value.dtype}")
 
 
 def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
-    """Whether nothing is wrong with the tensors, at a glance: a longer look takes longer than small problems do."""
+    """Return whether the tensors are right at a glance; False means that they need the other checks.
+
+    Those take longer than a small loss does.
+    """
     try:
         (n, features), (_, width), (m,) = input.shape, linear_weight.shape, target.shape
     except (AttributeError, TypeError, ValueError):
@@ -62,12 +66,13 @@ def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
 
 
 def check_same_dtype(weight: Tensor, h: Tensor) -> None:
-    """Of a head and its activations; under autocast products are in its dtype."""
+    """Check that activations have the dtype of the head's weight, or that autocast brings both to one dtype."""
     if h.dtype != weight.dtype and not autocasts(h):
         raise TypeError(f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}")
 
 
 def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
+    """Check class weights: constants, one for each row of ``linear_weight``."""
     if weight is None:
         return
     if not isinstance(weight, Tensor):
@@ -83,6 +88,7 @@ def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
 
 
 def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> None:
+    """Check the options that decide what is computed."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
     check_integer("ignore_index", ignore_index, -(2**63))
@@ -90,6 +96,7 @@ def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> No
 
 
 def check_how(impl: Any, workspace: Any) -> None:
+    """Check the options that decide how it is computed."""
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     if workspace is not None:
@@ -97,18 +104,22 @@ def check_how(impl: Any, workspace: Any) -> None:
 
 
 def check_values(target: Tensor, classes: int, ignore_index: int) -> None:
-    """On an accelerator this is left to the device, as in ``F.cross_entropy``: reading values back would stall it."""
+    """Check that every target is a class or ``ignore_index``.
+
+    On an accelerator the device checks, as in ``F.cross_entropy``: reading the values back would wait for it.
+    """
     if target.numel() == 0:
         return
     masked = torch.where(target == ignore_index, 0, target)
     lowest, highest = masked.aminmax()
     good = (lowest >= 0) & (highest < classes)
     if target.device.type != "cpu":
-        torch._assert_async(good, refused(classes, ignore_index))
+        _torch.assert_on_device(good, refused(classes, ignore_index))
     elif not bool(good):
         value = int(masked[(masked < 0) | (masked >= classes)].flatten()[0])
         raise IndexError(f"{refused(classes, ignore_index)}, got {value}")
 
 
 def refused(classes: int, ignore_index: int) -> str:
+    """Return the message for a target that is no class."""
     return f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}"

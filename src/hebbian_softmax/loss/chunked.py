@@ -1,6 +1,6 @@
-r"""The engine in plain torch, for every device: tiles of logits instead of all of them.
+r"""The engine in plain torch, for every device: it holds a tile of the logits instead of all of them.
 
-Let M be the largest of the *other* classes' logits and s their sum of exp(z - M). Then with
+Let M be the largest logit of the classes other than the target, and s the sum of exp(z - M) over them. Then with
 :math:`x = M + \log s - z_y`
 
 .. math::
@@ -8,9 +8,9 @@ Let M be the largest of the *other* classes' logits and s their sum of exp(z - M
 
 and nothing cancels, however close p_y is to 1.
 
-Memory: whatever N and V are, what is held besides inputs, results and vectors of N or V numbers stays below
-``workspace`` (see :class:`~hebbian_softmax.loss.tiles.Plan`; the smallest tile is one row by 64 classes). A gradient in
-half precision that is summed over several tiles is summed in float32, so a float32 tensor of its size is held too.
+Whatever N and V are, the memory held besides inputs, results and vectors of N or V numbers stays below ``workspace``
+(see :class:`~hebbian_softmax.loss.tiles.Plan`; the smallest tile is one row by 64 classes). A gradient in half
+precision that is added up over several tiles is summed in float32, so a float32 tensor of its size is held, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,28 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
-from hebbian_softmax.loss.tiles import Plan, Tiles, ranges
+from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
+
+_LEAST_WORKSPACE = 2**21
+"""Bytes on a CPU that are not worth saving."""
+
+
+def default_workspace(problem: Problem) -> int:
+    """Return the largest useful workspace; on a CPU the bytes of half of the logits, with at least 64 whole rows.
+
+    In half precision a CPU gets a quarter of the logits. Then 64 rows mostly do not fit, and the vocabulary is split,
+    so that no float32 sum of the matrix's gradient is held.
+    """
+    most = largest_workspace(problem.input.device)
+    if problem.input.device.type != "cpu":
+        return most
+    count, size = len(problem.target), problem.input.element_size()
+    rows = -(-count // 4) if size < 4 else max(-(-count // 2), min(count, 64))
+    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.weight.shape[0]) * size))
 
 
 def row_terms(problem: Problem, workspace: int) -> RowTerms:
-    """The terms of every row, over tiles of rows × classes: M and s are carried along from tile to tile."""
+    """Return the terms of every row; M and s are carried along from tile to tile."""
     plan = Plan.of(problem, workspace)
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
@@ -56,7 +73,7 @@ def row_terms_and_gradients(
     needs: Needs,
     workspace: int,
 ) -> tuple[RowTerms, Gradients]:
-    """Both in one pass while whole rows of logits fit, so that every logit is computed once."""
+    """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
     if plan.classes < problem.weight.shape[0]:
         terms = row_terms(problem, workspace)
@@ -74,7 +91,7 @@ def row_terms_and_gradients(
         z.scatter_(1, y, -torch.inf)
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
         for group, e in tiles.groups(z):
-            m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # finite, and s > 0, even if there is no other class
+            m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # Without another class, M must be finite and s > 0.
             s = e.sub_(m).exp_().sum(1, keepdim=True).clamp_(min=limits.tiny)
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
@@ -94,15 +111,15 @@ def gradients(
     needs: Needs,
     workspace: int,
 ) -> Gradients:
-    """From known terms; the logits are computed again. Classes are the outer loop: each row of dW is written once."""
+    """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
     plan = Plan.of(problem, workspace)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
-    # exp(z - z_y - nll) is more exact than exp(z - normaliser), but there is none with an impossible target.
+    # exp(z - z_y - nll) is more exact than exp(z - normaliser), but with an impossible target it is NaN.
     impossible = terms.target_logit == -torch.inf
     shift = torch.where(impossible, terms.normaliser, terms.target_logit)
     rest_of_shift = terms.nll.masked_fill(impossible, 0)
-    rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # p = 0 there, whatever the logits are
+    rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # In ignored rows p is 0, whatever the logits are.
     rest = normaliser_scale * -torch.expm1(-terms.nll)
     at_target = ((normaliser_scale - target_scale) - rest)[:, None]
     for classes in ranges(problem.weight.shape[0], plan.classes):
@@ -119,7 +136,7 @@ def gradients(
 
 
 class _Sums:
-    """The gradients as they are summed over tiles."""
+    """The gradients while they are added up over tiles."""
 
     def __init__(self, tiles: Tiles, needs: Needs) -> None:
         self.tiles, self.needs = tiles, needs
@@ -136,39 +153,42 @@ class _Sums:
             self.weight.zero_()
 
     def add(self, z: Tensor, rows: slice, classes: slice) -> None:
+        """Add the products of a tile of dZ."""
         if self.input is not None:
             self.tiles.add_input_gradient(self.input[rows], z, classes, classes.start == 0)
         if self.weight is not None:
             self.tiles.add_weight_gradient(self.weight[classes], z, rows, rows.start == 0)
 
     def add_bias(self, dz: Tensor, classes: slice) -> None:
-        """Apart from the rest: while the rows are in the cache, and not rounded yet."""
+        """Add to the bias's gradient, apart from the rest: while rows of dZ are in the cache and not rounded yet."""
         if self.bias is not None:
             self.bias[classes] += dz.sum(0)
 
     def gradients(self) -> Gradients:
+        """Return the sums, each in the dtype in which it is wanted."""
         pairs = ((self.input, self.needs.input), (self.weight, self.needs.weight), (self.bias, self.needs.bias))
         return Gradients(*(None if total is None else total.to(dtype) for total, dtype in pairs))
 
 
 def _total(like: Tensor, dtype: torch.dtype, wide: torch.dtype, alone: bool) -> Tensor:
-    """Sums of several products are taken in at least float32; a single one is rounded once either way."""
+    """Return room for a sum: at least float32, unless one product is ``alone`` in it and is rounded once either way."""
     return like.new_empty(like.shape, dtype=dtype if alone else torch.promote_types(dtype, wide))
 
 
 def _empty_terms(problem: Problem) -> RowTerms:
+    """Return room for the terms of all rows."""
     nll = problem.input.new_empty(len(problem.target), dtype=problem.accumulation_dtype)
     return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll))
 
 
 def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Whether the target is among these classes, and its column (or another one, where it is not)."""
+    """Return whether each target is among these classes, and its column (0 where it is not)."""
     inside = (target >= classes.start) & (target < classes.stop)
     return inside, torch.where(inside, target - classes.start, 0)
 
 
 def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, others: Tensor, x: Tensor) -> None:
-    """``others`` is the logsumexp of the other classes, and x is that less the target's logit."""
+    """Store the terms of some rows; ``others`` is the logsumexp of the other classes, and x = others - z_y."""
     counted = target >= 0
     terms.nll[rows, None] = torch.where(counted, torch.logaddexp(x, torch.zeros_like(x)), 0)
     terms.target_logit[rows, None] = torch.where(counted, target_logit, 0)

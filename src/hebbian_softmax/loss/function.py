@@ -1,40 +1,48 @@
-"""The loss as one autograd node over an engine."""
+"""The loss as one autograd node over an engine, and the choice of that engine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss import selection
-from hebbian_softmax.loss.preparing import prepare
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
-from hebbian_softmax.loss.scaling import scaled
+from hebbian_softmax import _torch, _triton
+from hebbian_softmax.loss import chunked
+from hebbian_softmax.loss.checks import check_values
+from hebbian_softmax.loss.dtypes import wide
+from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms
 from hebbian_softmax.loss.weighting import Scales, Weighting
 
 
 @dataclass(frozen=True)
 class Settings:
+    """The options of one loss."""
+
     impl: str
     workspace: int | None
     products: torch.dtype
-    """What the products run in."""
+    """The dtype of the matrix products."""
     result: torch.dtype
     """The dtype of the loss."""
     reduction: str
     ignore_index: int
     differentiable: bool
-    """Whether gradients are recorded; inside the node torch no longer says."""
+    """Whether gradients are recorded. Torch does not tell any more inside of the node."""
     zero_if_empty: bool
-    """Whether a mean over no target is 0, and not the NaN of ``F.cross_entropy``."""
+    """Whether a mean over no target is 0, instead of the NaN of ``F.cross_entropy``."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """For ``mean`` and ``sum`` the gradient that comes from upstream is one number, so forward computes the gradients
-    for upstream 1 along with the loss, in one pass over the logits, and backward multiplies. For ``none`` backward
-    computes the logits again; so it does for float16, in which gradients not yet multiplied by a loss scale vanish.
+    """The cross-entropy of a linear layer, with gradients computed in forward where that is possible.
+
+    For ``mean`` and ``sum`` the gradient that comes from upstream is one number. So forward computes the gradients for
+    an upstream gradient of 1 along with the loss, in one pass over the logits, and backward multiplies them. For
+    ``none`` backward computes the logits again. It also does so in float16, in which gradients that are not yet
+    multiplied by a loss scale vanish.
     """
 
     @staticmethod
@@ -48,6 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         weighting: Weighting,
         settings: Settings,
     ) -> Tensor:
+        """Return the loss; ``copy`` stands for ``weight`` in the products where it is given."""
         with torch.autocast(input.device.type, enabled=False):
             wanted = [
                 each.dtype if each is not None and needed and settings.differentiable else None
@@ -61,12 +70,12 @@ class LinearCrossEntropy(torch.autograd.Function):
                 weighting,
                 mean=settings.reduction == "mean",
                 zero_if_empty=settings.zero_if_empty,
-                dtype=torch.promote_types(settings.products, torch.float32),
+                dtype=wide(settings.products),
             )
             target, share = prepared.target, prepared.share
             problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-            engine = selection.engine(settings.impl, problem)
-            workspace = settings.workspace or selection.default_workspace(engine, problem)
+            engine = choose_engine(settings.impl, problem)
+            workspace = settings.workspace or engine.default_workspace(problem)
             ctx.early = settings.reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
@@ -75,7 +84,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                     problem, scales.normaliser, scales.target, ctx.needs, workspace
                 )
                 gradients = weighting.corrected(problem, scales, gradients)
-                # Saved here they are let go of before they are accumulated, so .grad becomes the buffer, not a copy.
+                # Saved tensors are released before they are accumulated, so .grad becomes the buffer and not a copy.
                 ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
             else:
                 terms = engine.row_terms(problem, workspace)
@@ -89,18 +98,18 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of input, weight and bias."""
         (upstream,) = upstreams
-        if _is_batched(upstream):
+        if _torch.is_batched(upstream):
             raise RuntimeError(
                 "linear_cross_entropy was given several gradients at once (is_grads_batched), which only its "
                 'plain computation takes: pass impl="reference"'
             )
-        saved = ctx.saved_tensors  # once: checkpointing refuses a second look
+        saved = ctx.saved_tensors  # Checkpointing refuses to give them out a second time.
         input, weight = saved[:2]
         with torch.autocast(input.device.type, enabled=False), torch.no_grad():
             if ctx.early:
-                in_place = not _graph_is_kept()
-                found = scaled(saved[2:], upstream, in_place)
+                found = scaled(saved[2:], upstream, in_place=not _torch.backward_keeps_graph())
             else:
                 computed = _computed(ctx, saved, upstream)
                 found = [computed.input, computed.weight, computed.bias]
@@ -110,27 +119,16 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
+    """Compute the gradients from the terms that forward saved."""
     input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
     problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-    engine = selection.engine(settings.impl, problem)
-    workspace = settings.workspace or selection.default_workspace(engine, problem)
+    engine = choose_engine(settings.impl, problem)
+    workspace = settings.workspace or engine.default_workspace(problem)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
     return corrected
-
-
-def _is_batched(upstream: Tensor) -> bool:
-    """Whether it stands for several gradients, as autograd's is_grads_batched makes them."""
-    batched = torch._C._dispatch_key_parse("Batched")
-    return bool(torch._C._dispatch_keys(upstream).has(batched))
-
-
-def _graph_is_kept() -> bool:
-    """Whether this graph may be gone through again, which then needs what was saved as it is."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if ask is None else bool(ask())
 
 
 class _Once(torch.autograd.Function):
@@ -146,3 +144,97 @@ class _Once(torch.autograd.Function):
             "linear_cross_entropy was differentiated twice, which only its plain computation allows: "
             'pass impl="reference"'
         )
+
+
+@cache
+def uncompiled() -> Callable[..., Tensor]:
+    """Return the node as torch.compile shall see it: one call that is not traced, at the cost of one graph break.
+
+    Tracing would unroll the loop over tiles into one graph, and the choices by value in backward (an upstream gradient
+    of 1, a kept graph) would break that graph anyway. Tracing the reference instead would hold all logits, which this
+    loss is there to avoid. Small problems are traced as the reference, without a break. The decorator is applied only
+    while compiling, because it imports torch's compiler.
+    """
+    apply: Callable[..., Tensor] = torch.compiler.disable(LinearCrossEntropy.apply)
+    return apply
+
+
+def choose_engine(impl: str, problem: Problem) -> Engine:
+    """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``."""
+    h = problem.input
+    suits = h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
+    if impl == "triton" or (impl == "auto" and suits):
+        engine = _triton.load("loss.gpu.engine")
+        if engine is not None and engine.available(problem):
+            return cast(Engine, engine)
+        if impl == "triton":
+            raise RuntimeError(
+                f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
+                "or more with 160 KiB of shared memory, Triton, bfloat16, a number of features divisible by 8, "
+                "and input and linear_weight that start at a "
+                f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
+            )
+    return chunked
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the loss needs to know about the targets before the first logit."""
+
+    target: Tensor
+    """(N,): -1 in ignored rows."""
+    share: Tensor
+    """(): the factor of each row's loss in the result: 1, or 1 over the weight of all targets."""
+    scale: Tensor | None
+    """(N,): ``share`` where the row is not ignored, else 0; None with class weights or label smoothing."""
+
+
+def prepare(
+    target: Tensor,
+    classes: int,
+    ignore_index: int,
+    weighting: Weighting,
+    *,
+    mean: bool,
+    zero_if_empty: bool,
+    dtype: torch.dtype,
+) -> Prepared:
+    """Check the values of ``target`` (N,) and prepare them; with ``zero_if_empty`` no target at all weighs 1, not 0.
+
+    On a GPU one kernel does all of this, because launching single operations takes longer than computing small losses.
+    """
+    plain = weighting.class_weight is None and not weighting.smoothing
+    kernels = _kernels(target) if plain and dtype == torch.float32 and target.numel() else None
+    if kernels is not None:
+        return Prepared(*kernels.prepare(target, classes, ignore_index, mean, zero_if_empty))
+    check_values(target, classes, ignore_index)
+    masked = torch.where(target == ignore_index, -1, target)
+    if not mean:
+        share = torch.ones((), dtype=dtype, device=target.device)
+    else:
+        total = weighting.total_weight(masked, dtype)
+        share = (torch.where(total == 0, 1, total) if zero_if_empty else total).reciprocal()
+    return Prepared(masked, share, None)
+
+
+def scaled(gradients: Sequence[Tensor | None], upstream: Tensor, in_place: bool) -> list[Tensor | None]:
+    """Return each gradient times the number ``upstream``, in the gradient's dtype, without waiting for the device.
+
+    ``in_place`` allows overwriting a gradient with its result.
+    """
+    if upstream.device.type == "cpu" and upstream.item() == 1.0:  # Reading the number on a GPU would wait for it.
+        return [each if in_place or each is None else each.clone() for each in gradients]
+    present = [each for each in gradients if each is not None]
+    kernels = _kernels(upstream) if in_place else None
+    if kernels is not None and all(each.device == upstream.device and each.is_contiguous() for each in present):
+        kernels.multiply(present, upstream)
+        return list(gradients)
+    factor = upstream.to(wide(upstream.dtype))  # A tensor without dimensions does not change the dtype of a product.
+    if in_place:
+        return [None if each is None else each.mul_(factor) for each in gradients]
+    return [None if each is None else each * factor for each in gradients]
+
+
+def _kernels(tensor: Tensor) -> Any:
+    """Return the kernels for the ends of the loss; None without Triton or on GPUs on which nobody has tried them."""
+    return _triton.load("loss.gpu.ends") if tensor.is_cuda and _triton.is_hopper(tensor.device) else None

@@ -1,15 +1,15 @@
-r"""What an engine is given and what it returns.
+r"""What an engine of the loss is given and what it returns.
 
-An engine is a module with three functions over one :class:`Problem`: ``row_terms``, ``row_terms_and_gradients`` and
-``gradients``. All of them speak of the same gradient with respect to the logits z = h Wᵀ + bias,
+An engine is a module with the functions of :class:`Engine`, each over one :class:`Problem`. The gradient with respect
+to the logits z = h Wᵀ + bias is always
 
 .. math::
     dZ_i = a_i \,\mathrm{softmax}(z_i) - b_i \,\mathrm{onehot}(y_i)
 
-with a = ``normaliser_scale`` and b = ``target_scale``, both (N,), in the accumulation dtype, and 0 in ignored rows. The
-entry of the target is :math:`(a_i - b_i) - a_i (1 - p_{y_i})`, with :math:`1 - p_{y_i}` from the other classes: 1 minus
-a rounded probability near 1 would lose the gradient. Class weights, the mean and label smoothing are folded into a and
-b around the engines.
+with a = ``normaliser_scale`` and b = ``target_scale``, both (N,), in the accumulation dtype, and 0 in ignored rows. An
+engine computes the entry of the target as :math:`(a_i - b_i) - a_i (1 - p_{y_i})`, with :math:`1 - p_{y_i}` summed over
+the other classes, because 1 minus a rounded probability near 1 would lose the gradient. Class weights, the mean and
+label smoothing are part of a and b, so engines do not know them (:mod:`hebbian_softmax.loss.weighting`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.dtypes import wide
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One cross-entropy, everything in the dtype the products run in."""
+    """The operands of one cross-entropy, all in the dtype of the matrix products."""
 
     input: Tensor
-    """(N, d), contiguous."""
+    """The activations h, (N, d), contiguous."""
     weight: Tensor
-    """(V, d), row-contiguous."""
+    """The matrix W, (V, d), contiguous."""
     bias: Tensor | None
     """(V,)."""
     target: Tensor
-    """(N,), int64; -1 where ignored."""
+    """The classes y, (N,), int64; -1 in ignored rows."""
 
     @classmethod
     def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, dtype: torch.dtype) -> Problem:
-        """Of constants in any dtype and layout, with target -1 where ignored."""
+        """Return the problem of operands in any dtype and layout, detached; ``target`` is -1 in ignored rows."""
 
         def constant(tensor: Tensor) -> Tensor:
             return tensor.detach().to(dtype).contiguous()
@@ -45,48 +47,57 @@ class Problem:
 
     @property
     def accumulation_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.input.dtype, torch.float32)
+        """The dtype of sums: at least float32."""
+        return wide(self.input.dtype)
 
 
 @dataclass(frozen=True)
 class RowTerms:
-    """What is known of each row, in the accumulation dtype; 0 in ignored rows."""
+    """The terms of each row's loss, in the accumulation dtype; 0 in ignored rows."""
 
     nll: Tensor
     """(N,): logsumexp(z) - z[y], computed without cancellation near p = 1."""
     target_logit: Tensor
     """(N,): z[y]."""
     normaliser: Tensor
-    """(N,): logsumexp(z); finite also where the target is impossible, z[y] = -inf, and nll infinite."""
+    """(N,): logsumexp(z). It is finite even where the target is impossible, with z[y] = -inf and infinite nll."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The dtype each gradient is wanted in; None where it is not wanted."""
+    """The dtype in which each gradient is wanted; None where that gradient is not wanted."""
 
     input: torch.dtype | None
     weight: torch.dtype | None
     bias: torch.dtype | None
 
     def any(self) -> bool:
+        """Return whether any gradient is wanted."""
         return not (self.input is None and self.weight is None and self.bias is None)
 
 
 @dataclass(frozen=True)
 class Gradients:
+    """The gradients of the three operands; None where they were not wanted."""
+
     input: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
 
 class Engine(Protocol):
-    """What chunked.py and fused.py have in common. ``workspace`` is in bytes."""
+    """The functions that chunked.py and gpu/engine.py have in common. ``workspace`` is in bytes."""
 
-    def row_terms(self, problem: Problem, workspace: int) -> RowTerms: ...
+    def default_workspace(self, problem: Problem) -> int:
+        """Return the workspace to use where the caller gave none."""
+
+    def row_terms(self, problem: Problem, workspace: int) -> RowTerms:
+        """Return the terms of every row."""
 
     def row_terms_and_gradients(
         self, problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
-    ) -> tuple[RowTerms, Gradients]: ...
+    ) -> tuple[RowTerms, Gradients]:
+        """Return the terms of every row and the wanted gradients, where possible from the same logits."""
 
     def gradients(
         self,
@@ -96,4 +107,5 @@ class Engine(Protocol):
         target_scale: Tensor,
         needs: Needs,
         workspace: int,
-    ) -> Gradients: ...
+    ) -> Gradients:
+        """Return the wanted gradients from known terms; the logits are computed again."""

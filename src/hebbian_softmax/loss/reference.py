@@ -1,4 +1,4 @@
-"""The plain computation, with all logits at once: the oracle, and what every transform of torch can take apart."""
+"""The plain computation with all logits at once: the oracle of the tests, and what torch's transforms can trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax.loss.selection import autocasts
+from hebbian_softmax.loss.dtypes import autocasts
 
 
 def cross_entropy(
@@ -20,9 +20,9 @@ def cross_entropy(
     label_smoothing: float,
     zero_if_empty: bool,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
+    """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
 
-    With ``zero_if_empty``, a mean over no target is 0 with zero gradients, and not NaN.
+    With ``zero_if_empty``, a mean over no target is 0 with zero gradients instead of NaN.
     """
     logits = F.linear(input, linear_weight, linear_bias)
     weight = None if weight is None else weight.to(torch.float32 if autocasts(input) else logits.dtype)
@@ -46,7 +46,7 @@ def cross_entropy(
 
 
 def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """log p(target) and the logarithm of the normaliser of each row of input (N, d); 0 where target is -1."""
+    """Return log p(target) and the log-normaliser of each row of ``input`` (N, d); both are 0 where target is -1."""
     logits = F.linear(input, linear_weight, linear_bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = logits.logsumexp(1)
@@ -56,7 +56,7 @@ def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: 
 
 
 def target_weight(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What the mean of ``F.cross_entropy`` divides by: the targets not ignored, each with its class weight.
+    """Return the divisor of ``F.cross_entropy``'s mean: the number of targets not ignored, or their class weights.
 
     >>> target_weight(torch.tensor([0, 2, -100]), None, -100)
     tensor(2)

@@ -1,4 +1,4 @@
-"""The matrix products of a tile of logits, and the buffers they need."""
+"""The matrix products of a tile of logits, and the buffers that they need."""
 
 from __future__ import annotations
 
@@ -8,65 +8,63 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.dtypes import fast_dtype, wide
 from hebbian_softmax.loss.problem import Problem
 
 _ALIGNMENT = 64
-"""Rows of the logits buffer start at multiples of so many elements: an odd V would misalign every one of them."""
+"""Rows of the buffer of logits start at multiples of this many elements; an odd V would misalign them."""
 
 _FEWEST_ROWS = 64
-"""Below so many rows a product no longer runs at the speed of the machine, and the vocabulary is split instead."""
+"""With fewer rows, a product is slower than the machine allows, so the vocabulary is split instead."""
 
 _MOST_ROWS = 1024
-"""With a split vocabulary: enough rows for fast products."""
+"""Enough rows for fast products where the vocabulary is split."""
 
 _CACHE = 2**21
-"""Bytes of logits worked through at once on a CPU, so that they stay in its cache from one pass to the next."""
+"""Bytes of logits that a CPU works on at once, so that they stay in its cache from one pass to the next."""
 
 _CONVERTED = 2**23
-"""Bytes of the matrix converted at once; more would only leave the cache."""
+"""Bytes of the matrix that are converted at once; more would not stay in the cache."""
+
+_LARGEST_WORKSPACE = {"cpu": 2**27, "cuda": 2**30}
+"""Bytes with which products run at full speed."""
 
 
-def compute_dtype(problem: Problem) -> torch.dtype:
-    """What the products are computed in: the problem's dtype, or float32 where this CPU only emulates it, slowly."""
-    dtype = problem.input.dtype
-    if problem.input.device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
-        return dtype
-    native = torch.cpu._is_avx512_bf16_supported() if dtype == torch.bfloat16 else _has_fp16()
-    return dtype if native else torch.float32
-
-
-def _has_fp16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+def largest_workspace(device: torch.device) -> int:
+    """Return the bytes of workspace beyond which products do not become faster."""
+    return _LARGEST_WORKSPACE.get(device.type, 2**28)
 
 
 def ranges(total: int, size: int) -> Iterator[slice]:
+    """Yield slices of ``size`` that cover ``total``; the last may be shorter."""
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the (N, V) logits are cut: tiles of ``rows`` × ``classes``, worked through ``group`` rows at a time."""
+    """How the (N, V) logits are cut: into tiles of ``rows`` × ``classes``, processed ``group`` rows at a time."""
 
     rows: int
     classes: int
     group: int
     block: int
-    """Classes of the matrix that are converted, or whose gradient is held apart, at a time."""
+    """The classes whose rows of the matrix, or of its gradient, are converted at a time."""
 
     @classmethod
     def of(cls, problem: Problem, workspace: int) -> Plan:
-        """The bytes held while a tile is worked on are, at most,
+        """Return the plan for a workspace in bytes. While a tile is processed, at most these are held:
 
         - rows × classes logits in the compute dtype (their gradient overwrites them), and, where the problem is
-          converted to that dtype, twice rows × d of the input and its gradient;
+          converted to that dtype, twice rows × d for the input and its gradient;
         - group × classes logits in float32 where the compute dtype is narrower: up to a quarter of the workspace;
         - block × d of the matrix or its gradient, where they are converted: up to a quarter.
 
-        Rows are whole while at least 64 of them fit. The least is one row by 64 classes, and 64 classes a block.
+        Tiles have all classes while at least 64 rows fit. The smallest tile is one row by 64 classes, with 64 classes
+        a block.
         """
         (n, d), v = problem.input.shape, problem.weight.shape[0]
-        dtype = compute_dtype(problem)
+        dtype = fast_dtype(problem.input.dtype, problem.input.device)
         cpu, narrow, converts = problem.input.device.type == "cpu", dtype.itemsize < 4, dtype != problem.input.dtype
         quarter = workspace // 4
         grouped = min(quarter, _CACHE) if cpu else quarter
@@ -80,29 +78,30 @@ class Plan:
             rows = max(min(n, _MOST_ROWS, elements // (_ALIGNMENT + beside)), 1)
             classes = max((elements // rows - beside) // _ALIGNMENT, 1) * _ALIGNMENT
         rows, classes = max(min(rows, n), 1), min(classes, padded(v))
-        rows = -(-n // -(-n // rows)) if n else 1  # of as many tiles none is left with a few rows
+        rows = -(-n // -(-n // rows)) if n else 1  # The same number of tiles, cut evenly.
         group = max(grouped // (max(dtype.itemsize, 4) * classes), 1)
         block = max(blocked // (4 * max(d, 1)), _ALIGNMENT)
         return cls(rows, min(classes, v), min(group, rows), min(block, classes))
 
 
 def padded(classes: int) -> int:
+    """Return the elements of a row of the buffer of logits."""
     return -(-classes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Tiles:
-    """The products of one problem, over one buffer of logits that all tiles share."""
+    """The products of one problem, with one buffer of logits that all tiles share."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
-        self.dtype = compute_dtype(problem)
-        self.wide = torch.promote_types(self.dtype, torch.float32)
+        self.dtype = fast_dtype(problem.input.dtype, problem.input.device)
+        self.wide = wide(self.dtype)
         self.converts = self.dtype != problem.weight.dtype
         self._logits = problem.input.new_empty(plan.rows, padded(plan.classes), dtype=self.dtype)
         self._group: Tensor | None = None
 
     def logits(self, rows: slice, classes: slice) -> Tensor:
-        """z of a tile, in the shared buffer."""
+        """Return z of a tile, in the shared buffer."""
         h = self.problem.input[rows].to(self.dtype)
         z = self._logits[: h.shape[0], : classes.stop - classes.start]
         for part, here in self._blocks(classes, self.converts):
@@ -114,7 +113,7 @@ class Tiles:
         return z
 
     def groups(self, z: Tensor, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows at a time in at least float32; what is written there goes ``back`` to z."""
+        """Yield some rows of z at a time in at least float32; ``back`` copies what is written there to z."""
         for rows in ranges(z.shape[0], self.plan.group):
             if self.dtype == self.wide:
                 yield rows, z[rows]
@@ -127,7 +126,7 @@ class Tiles:
                 z[rows].copy_(group)
 
     def add_input_gradient(self, total: Tensor, z: Tensor, classes: slice, first: bool) -> None:
-        """total (+)= dZ W, over the classes of a tile."""
+        """Add dZ W, over the classes of a tile, to ``total``; ``first`` overwrites instead."""
         if not self.converts:
             _add_product(total, z, self.problem.weight[classes], first)
             return
@@ -137,21 +136,21 @@ class Tiles:
         _add(total, product, first)
 
     def add_weight_gradient(self, total: Tensor, z: Tensor, rows: slice, first: bool) -> None:
-        """total (+)= dZᵀ h, over the rows of a tile."""
+        """Add dZᵀ h, over the rows of a tile, to ``total``; ``first`` overwrites instead."""
         h = self.problem.input[rows].to(self.dtype)
         apart = total.dtype != self.dtype and total.device.type == "cpu"
         for _, here in self._blocks(slice(0, z.shape[1]), apart):
             _add_product(total[here], z[:, here].t(), h, first)
 
     def _blocks(self, classes: slice, split: bool) -> Iterator[tuple[slice, slice]]:
-        """Classes in blocks where that saves memory: as rows of the matrix, and as columns of the tile."""
+        """Yield classes as rows of the matrix and as columns of the tile, in blocks where ``split`` saves memory."""
         count = classes.stop - classes.start
         for here in ranges(count, self.plan.block if split else count):
             yield slice(classes.start + here.start, classes.start + here.stop), here
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
-    """total (+)= left @ right, without rounding the product where the device can add it to a wider total."""
+    """Add left @ right to ``total``, without rounding the product where the device can add it to a wider total."""
     beta = 0 if first else 1
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)

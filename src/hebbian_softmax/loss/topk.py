@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.checks import check_integer
-from hebbian_softmax.loss import checks, selection
+from hebbian_softmax.loss import checks
+from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.loss.problem import Problem
-from hebbian_softmax.loss.tiles import Plan, Tiles, ranges
+from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, ranges
+
+_COPIES = 5
+"""A tile takes this many times its logits: their ranks with 8 bytes each, two masks, and what ``topk`` sorts."""
 
 
 @torch.no_grad()
@@ -20,11 +24,11 @@ def linear_topk(
     linear_bias: Tensor | None = None,
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``torch.topk(F.linear(input, linear_weight, linear_bias), k)`` without the N × V logits: values and classes.
+    """Return ``torch.topk(F.linear(input, linear_weight, linear_bias), k)`` without the N × V logits.
 
-    Both are (k,) or (N, k), largest first. Of equal logits the class of the lowest index comes first, where
-    ``torch.topk`` leaves the order open. No gradients; NaN are not ordered. ``workspace`` as in
-    :func:`~hebbian_softmax.linear_cross_entropy`.
+    The values and the classes are (k,) or (N, k), largest first. Among equal logits the lowest class comes first, where
+    ``torch.topk`` leaves the order open. There are no gradients, and NaN has no place in the order. ``workspace`` is
+    that of :func:`~hebbian_softmax.linear_cross_entropy`.
 
     >>> h, W = torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0], [2.0, 0.0], [3.0, 0.0]])
     >>> values, classes = linear_topk(h, W, 3)
@@ -37,14 +41,15 @@ def linear_topk(
     if k > linear_weight.shape[0]:
         raise ValueError(f"k must be at most the number of classes, {linear_weight.shape[0]}, got {k}")
     rows = input.reshape(-1, input.shape[-1])
-    dtype = selection.product_dtype(input)
+    dtype = product_dtype(input)
     problem = Problem.of(rows, linear_weight, linear_bias, rows.new_empty(rows.shape[0], dtype=torch.int64), dtype)
     with torch.autocast(input.device.type, enabled=False):
-        values, classes = _topk(problem, k, workspace or selection.chunked_workspace(input.device))
+        values, classes = _topk(problem, k, workspace or largest_workspace(input.device))
     return values.reshape(*input.shape[:-1], k), classes.reshape(*input.shape[:-1], k)
 
 
 def _topk(problem: Problem, k: int, workspace: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest logits of each row and their classes, tile by tile."""
     plan = Plan.of(problem, workspace // _COPIES)
     tiles = Tiles(problem, plan)
     values = problem.input.new_empty(problem.input.shape[0], k)
@@ -52,10 +57,10 @@ def _topk(problem: Problem, k: int, workspace: int) -> tuple[Tensor, Tensor]:
     for rows in ranges(problem.input.shape[0], plan.rows):
         best: tuple[Tensor, Tensor] | None = None
         for classes in ranges(problem.weight.shape[0], plan.classes):
-            z = tiles.logits(rows, classes).to(values.dtype)  # rounded as F.linear rounds them
+            z = tiles.logits(rows, classes).to(values.dtype)  # Rounded as F.linear rounds them.
             found, where = _topk_of_tile(z, min(k, z.shape[1]))
             where += classes.start
-            if best is not None:  # its classes are lower, so they stand first among equals
+            if best is not None:  # The classes found before are lower, so they stay first among equals.
                 found, where = torch.cat([best[0], found], 1), torch.cat([best[1], where], 1)
             found, order = found.sort(dim=1, descending=True, stable=True)
             best = found[:, :k], where.gather(1, order)[:, :k]
@@ -64,15 +69,11 @@ def _topk(problem: Problem, k: int, workspace: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-_COPIES = 5
-"""What a tile needs here besides its logits: their rank (8 bytes each), two masks and what topk sorts."""
-
-
 def _topk_of_tile(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest with the lowest index first among equals: in order of index."""
+    """Return the k largest, of equal ones those of the lowest index, in order of index."""
     if k < z.shape[1]:
         smallest = z.topk(k, dim=1).values[:, -1:]
-        # Which of the logits that equal the k-th largest topk takes is open. So rank them: above it, equal, below.
+        # Which of the logits that equal the k-th largest topk returns is open. So rank all: above it, equal, below.
         rank = torch.arange(z.shape[1], 0, -1, device=z.device).where(z == smallest, 0)
         where = rank.masked_fill_(z > smallest, z.shape[1] + 1).topk(k, dim=1).indices
         where = where.sort(dim=1).values

@@ -1,4 +1,4 @@
-r"""Class weights, the mean and label smoothing, around any engine.
+r"""Class weights, the mean and label smoothing, for any engine.
 
 With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \sum_v w_v`, :math:`u = \sum_v w_v W_v` and
 :math:`c = \sum_v w_v\, \mathrm{bias}_v`, a row that is not ignored has the loss of ``F.cross_entropy``,
@@ -6,8 +6,9 @@ With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \s
 .. math::
     \ell_i = (1 - ε)\, w_{y_i}\, \mathrm{nll}_i + \frac{ε}{V} (\Omega\, \mathrm{lse}_i - h_i \cdot u - c).
 
-So for an upstream gradient :math:`g_i` and :math:`r_i = g_i ε / V` the gradient of the logits is the engines' with
-:math:`b_i = (1 - ε) w_{y_i} g_i` and :math:`a_i = b_i + \Omega r_i`, less :math:`r_i w`: of rank one, and never built.
+So for an upstream gradient :math:`g_i` and :math:`r_i = g_i ε / V`, the gradient of the logits is that of the engines
+with :math:`b_i = (1 - ε) w_{y_i} g_i` and :math:`a_i = b_i + \Omega r_i`, less :math:`r_i w`. The latter has rank one
+and is never built.
 """
 
 from __future__ import annotations
@@ -17,46 +18,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
 
 _BLOCK = 2**20
-"""Elements converted to the accumulation dtype at a time."""
+"""The number of elements that are converted to the accumulation dtype at a time."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What each row's gradient is multiplied with, in the accumulation dtype; 0 in ignored rows."""
+    """The factors of each row's gradient, in the accumulation dtype; 0 in ignored rows."""
 
     normaliser: Tensor
-    """a."""
+    """a, the factor of the softmax."""
     target: Tensor
-    """b."""
+    """b, the factor of the target."""
     smoothing: Tensor | None
-    """r."""
+    """r, the factor of label smoothing."""
 
 
 @dataclass(frozen=True)
 class Weighting:
+    """Class weights and label smoothing of one loss."""
+
     class_weight: Tensor | None
     """(V,), in the accumulation dtype."""
     smoothing: float
 
     def row_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight of each row's class; 0 in ignored rows."""
+        """Return the weight of each row's class; 0 in ignored rows."""
         counted = target >= 0
         if self.class_weight is None:
             return counted.to(dtype)
         return torch.where(counted, self.class_weight[target.clamp(min=0)], 0)
 
     def total_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of all rows."""
+        """Return the sum of all rows' weights."""
         if self.class_weight is None:
             return (target >= 0).sum(dtype=dtype)
         return self.row_weight(target, dtype).sum()
 
     def scales(self, problem: Problem, upstream: Tensor) -> Scales:
-        """For a gradient ``upstream`` of each row's loss, () or (N,)."""
-        # Not a product alone: upstream may be infinite, in a mean over no target.
+        """Return the factors for a gradient ``upstream`` of each row's loss, () or (N,)."""
+        # A product with the mask would be NaN where upstream is infinite, in a mean over no target.
         counted = problem.target >= 0
         weight = upstream if self.class_weight is None else self.row_weight(problem.target, upstream.dtype) * upstream
         b = torch.where(counted, weight, 0)
@@ -67,7 +71,7 @@ class Weighting:
         return Scales(b + r * self._total(problem), b, r)
 
     def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
-        """The loss of each row, before any reduction."""
+        """Return the loss of each row, before any reduction."""
         nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
         if not self.smoothing:
             return nll
@@ -77,7 +81,7 @@ class Weighting:
         return (1 - self.smoothing) * nll + self.smoothing / problem.weight.shape[0] * others
 
     def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
-        """The engine's gradients less the rank-one part of the smoothing, in place."""
+        """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them."""
         r = scales.smoothing
         if r is None:
             return gradients
@@ -101,16 +105,17 @@ class Weighting:
         return _vecmat(self._weights(problem), problem.weight)
 
     def _dot(self, bias: Tensor) -> Tensor:
-        wide = bias.to(torch.promote_types(bias.dtype, torch.float32))
-        return wide.sum() if self.class_weight is None else torch.dot(wide, self.class_weight)
+        bias = bias.to(wide(bias.dtype))
+        return bias.sum() if self.class_weight is None else torch.dot(bias, self.class_weight)
 
 
 def _rows(matrix: Tensor) -> range:
+    """Return the first rows of the blocks in which a matrix is converted."""
     return range(0, matrix.shape[0], max(_BLOCK // max(matrix.shape[1], 1), 1))
 
 
 def _vecmat(vector: Tensor, matrix: Tensor) -> Tensor:
-    """vector @ matrix in the vector's wider dtype, a block of rows at a time."""
+    """Return vector @ matrix in the vector's wider dtype, a block of rows at a time."""
     total = vector.new_zeros(matrix.shape[1])
     step = _rows(matrix).step
     for i in _rows(matrix):
@@ -119,14 +124,14 @@ def _vecmat(vector: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _matvec(matrix: Tensor, vector: Tensor) -> Tensor:
-    """matrix @ vector in the vector's wider dtype, a block of rows at a time."""
+    """Return matrix @ vector in the vector's wider dtype, a block of rows at a time."""
     step = _rows(matrix).step
     blocks = [matrix[i : i + step].to(vector.dtype) @ vector for i in _rows(matrix)]
     return torch.cat(blocks) if blocks else vector.new_zeros(0)
 
 
 def _subtract_outer(matrix: Tensor, left: Tensor, right: Tensor) -> None:
-    """matrix -= left ⊗ right in the vectors' wider dtype, a block of rows at a time."""
+    """Subtract left ⊗ right from the matrix in the vectors' wider dtype, a block of rows at a time."""
     step = _rows(matrix).step
     for i in _rows(matrix):
         matrix[i : i + step].sub_(torch.outer(left[i : i + step], right))

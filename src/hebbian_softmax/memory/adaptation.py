@@ -7,11 +7,11 @@ A step of size α from θ = (W, b) on :math:`\sum_k w_k \log p(y_k \mid h_k, \ti
     \tilde W_v = W_v + \sum_k C_{kv} h_k, \qquad \tilde b_v = b_v + \sum_k C_{kv}, \qquad
     C_{kv} \leftarrow (1 - \alpha\beta)\, C_{kv} + \alpha w_k (\mathbb{I}\{y_k = v\} - \tilde p_k(v))
 
-from C = 0, and the logits of any h move by :math:`\sum_k (h^\top h_k + 1)\, C_{kv}`, a change of rank K (the 1 is the
-bias's and is left out where there is none). At the first step :math:`\tilde p_k` is the model's own, the same for every
-query, and the pull to θ is zero: for Q queries and M keys the change is one product of a Q × M matrix, K entries a
-row, with the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`. Later steps need, for each query, the neighbours'
-logits under its own C: a K × K times K × V product.
+from C = 0, and the logits of any h move by :math:`\sum_k (h^\top h_k + 1)\, C_{kv}`, which has rank K (the 1 comes from
+the bias, and is left out where there is none). At the first step :math:`\tilde p_k` is the model's distribution, the
+same for every query, and the pull to θ is zero. So for Q queries and M keys the change is one product of a Q × M
+matrix, with K entries in each row, and the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`. Later steps need,
+for each query, the logits of its neighbours under its own C: a K × K times K × V product.
 """
 
 from __future__ import annotations
@@ -25,47 +25,52 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """The output layer, worked through in tiles of classes."""
+    """The output layer, used in tiles of classes."""
 
     weight: Tensor
     bias: Tensor | None
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self.weight.shape[0]
 
     def tiles(self, width: int) -> Iterator[range]:
+        """Yield the classes in tiles of ``width``."""
         for low in range(0, self.classes, width):
             yield range(low, min(low + width, self.classes))
 
     def logits(self, h: Tensor, tile: range) -> Tensor:
-        """(..., d) -> (..., len(tile))."""
+        """Return the logits (..., len(tile)) of activations (..., d)."""
         z = h @ self.weight[tile.start : tile.stop].T
         return z if self.bias is None else z.add_(self.bias[tile.start : tile.stop])
 
     def kernel(self, h: Tensor, keys: Tensor) -> Tensor:
-        """h·k + 1: how far a unit of C moves the logit of h (Q, d) or (Q, n, d); keys (M, d) or (Q, n, d)."""
+        """Return h·k + 1, by which a unit of C moves the logit of h: (Q, M), or (Q, n, m) for (Q, n, d) and (Q, m, d).
+
+        Without a bias it is h·k.
+        """
         inner = h @ keys.mT
         return inner if self.bias is None else inner.add_(1)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each of Q queries (Q, d) its K neighbours among M keys (M, d)."""
+    """Q queries (Q, d), each with K neighbours among M keys (M, d)."""
 
     queries: Tensor
     keys: Tensor
     labels: Tensor
-    """(M,)"""
+    """The classes of the keys, (M,)."""
     normalisers: Tensor
-    """(M,): log Σ_v exp(z_v) of the keys under the model."""
+    """log Σ_v exp(z_v) of the keys under the model, (M,)."""
     indices: Tensor
-    """(Q, K)"""
+    """Which keys are the neighbours of each query, (Q, K)."""
     weights: Tensor
-    """(Q, K): w_k; they sum to 1, or to 0 where there is no neighbour."""
+    """w_k, (Q, K); those of a query sum to 1, or to 0 where it has no neighbour."""
 
     def compact(self) -> Neighbours:
-        """Without the keys that are nobody's neighbour."""
+        """Return the same without the keys that are no neighbour of any query."""
         used, indices = self.indices.unique(return_inverse=True)
         return Neighbours(
             self.queries, self.keys[used], self.labels[used], self.normalisers[used], indices, self.weights
@@ -73,7 +78,7 @@ class Neighbours:
 
 
 def _errors(log_prob: Tensor, labels: Tensor, tile: range) -> Tensor:
-    """1{y = v} − p(v) for log-probabilities (..., tile) of entries with labels (...); overwrites them."""
+    """Return 1{y = v} − p(v) for log-probabilities (..., tile) of entries with labels (...), in their memory."""
     errors = log_prob.exp_().neg_()
     inside = (labels >= tile.start) & (labels < tile.stop)
     column = (labels - tile.start).clamp(0, len(tile) - 1).unsqueeze(-1)
@@ -81,7 +86,7 @@ def _errors(log_prob: Tensor, labels: Tensor, tile: range) -> Tensor:
 
 
 def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterator[tuple[range, Tensor]]:
-    """Logits (Q, tile) of the queries after one step, tile by tile. 2QMV + 2(Q + M)dV operations."""
+    """Yield the logits (Q, tile) of the queries after one step, tile by tile, in 2QMV + 2(Q + M)dV operations."""
     change = step_of(layer, near).mul_(rate)
     for tile in layer.tiles(width):
         yield tile, layer.logits(near.queries, tile).addmm_(change, _model_errors(layer, near, tile))
@@ -90,10 +95,11 @@ def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterato
 def one_step_grid(
     layer: Layer, nears: Sequence[Neighbours], rates: Sequence[float], width: int
 ) -> Iterator[tuple[range, Iterator[Tensor]]]:
-    """The same for several sets of neighbours among the same keys and several rates: all pairs, the rates inner.
+    """Yield for each tile the logits after one step for every pair of neighbours and rate, the rates innermost.
 
-    The neighbours' softmaxes are shared by all, and the change of the logits, which is proportional to the rate, by all
-    rates. The logits of a pair are to be used before those of the next: they share their memory.
+    All sets of neighbours are among the same keys, so they share the keys' softmaxes. All rates share the change of the
+    logits, which is proportional to the rate. The logits of all pairs share their memory, so the caller must use those
+    of one pair before asking for the next.
     """
     changes = [step_of(layer, near) for near in nears]
     for tile in layer.tiles(width):
@@ -111,24 +117,25 @@ def one_step_grid(
 
 
 def step_of(layer: Layer, near: Neighbours) -> Tensor:
-    """(Q, M): w_k (h·h_k + 1) where key k is a neighbour of the query, 0 elsewhere."""
+    """Return w_k (h·h_k + 1) where key k is a neighbour of the query, and 0 elsewhere, (Q, M)."""
     change = layer.kernel(near.queries, near.keys)
     picked = change.gather(1, near.indices).mul_(near.weights)
     return change.zero_().scatter_(1, near.indices, picked)
 
 
 def _model_errors(layer: Layer, near: Neighbours, tile: range) -> Tensor:
-    """1{y = v} − p(v) of all keys under the model, (M, tile)."""
+    """Return 1{y = v} − p(v) of all keys under the model, (M, tile)."""
     return _errors(layer.logits(near.keys, tile).sub_(near.normalisers.unsqueeze(1)), near.labels, tile)
 
 
 def several_steps(
     layer: Layer, near: Neighbours, rate: float, l2: float, steps: int, width: int
 ) -> Iterator[tuple[range, Tensor]]:
-    """The same after ``steps`` steps; for two, 2K²V + 2KdV operations a query, twice that in more than one tile.
+    """Yield the logits (Q, tile) of the queries after ``steps`` steps, tile by tile.
 
-    C and the neighbours' logits are held for one tile of classes at a time. A softmax needs all tiles: where there are
-    several, each step goes through them once for its normalisers, with the steps before it done again.
+    Two steps take 2K²V + 2KdV operations for each query, and twice that with more than one tile. C and the neighbours'
+    logits are held for one tile of classes at a time. But a softmax needs all tiles: where there are several, each step
+    goes through them once for its normalisers, and computes the steps before it again.
     """
     keys, labels = near.keys[near.indices], near.labels[near.indices]
     gram = layer.kernel(keys, keys)
@@ -136,6 +143,7 @@ def several_steps(
     normalisers = [near.normalisers[near.indices]]
 
     def coefficients(tile: range, plain: Tensor, taken: int) -> Tensor:
+        """Return C of a tile after ``taken`` steps; ``plain`` are the neighbours' logits under the model."""
         c = torch.zeros_like(plain)
         for step in range(taken):
             logits = plain.clone() if step == 0 else torch.baddbmm(plain, gram, c)
@@ -156,7 +164,7 @@ def several_steps(
 
 
 class TargetLogProb:
-    """log p of the targets from logits that come for some of the queries and a tile of classes at a time."""
+    """log p of the targets, from logits that come for some of the queries and one tile of classes at a time."""
 
     def __init__(self, targets: Tensor, like: Tensor) -> None:
         self.targets = targets
@@ -164,6 +172,7 @@ class TargetLogProb:
         self.at_target = torch.zeros_like(self.normaliser)
 
     def add(self, part: slice, tile: range, logits: Tensor) -> None:
+        """Take in the logits of some queries and one tile."""
         self.normaliser[part] = torch.logaddexp(self.normaliser[part], logits.logsumexp(1))
         column = self.targets[part] - tile.start
         inside = (column >= 0) & (column < len(tile))
@@ -172,4 +181,5 @@ class TargetLogProb:
 
     @property
     def value(self) -> Tensor:
+        """log p of the targets, once all tiles were taken in."""
         return self.at_target - self.normaliser

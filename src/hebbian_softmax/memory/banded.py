@@ -1,48 +1,50 @@
 r"""The cache of a whole sequence as a banded matrix product.
 
-Position t attends to the n positions before it, a band below the diagonal of :math:`H H^\top`. The band is worked
-through in tiles. Of each only two numbers a row and θ are kept, the running log-sum-exp over all of its
-entries and over those that hold the row's target:
+Position t attends to the n positions before it, which is a band below the diagonal of :math:`H H^\top`. The band is
+computed in tiles. Of each row and θ only two numbers are kept: the running log-sum-exp over all of the row's entries,
+and over the entries that hold the row's target:
 
 .. math::
     \log p_c(y_t \mid h_t) = \log \sum_{i:\, y_i = y_t} e^{\theta h_t^\top h_i} - \log \sum_i e^{\theta h_t^\top h_i},
     \qquad t - n \le i < t
 
-Windows of several sizes :math:`n_1 < n_2 < \dots` are nested: the band is cut into rings of lags
-:math:`(n_{l-1}, n_l]`, whose sums add up. A sweep over sizes so costs as much as its largest size, and one over θ needs
-no further products.
+Windows of several sizes :math:`n_1 < n_2 < \dots` are nested. So the band is cut into rings of lags :math:`(n_{l-1},
+n_l]`, whose sums add up: a sweep over sizes costs as much as its largest size, and a sweep over θ needs no further
+products.
 
-On a GPU, one θ and one size in half precision are left to a kernel (:mod:`hebbian_softmax.memory.fused`).
+On a GPU, a kernel computes the band of one θ and one size in half precision (:mod:`hebbian_softmax.memory.gpu`).
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from hebbian_softmax import _triton
 from hebbian_softmax.memory.checks import wide_dtype
 from hebbian_softmax.memory.history import Timeline
 
+Kernel = Callable[[Timeline, float, int, int], Tensor]
+"""What computes log p_c of a timeline's targets, (B, T), for one θ and one size within a workspace."""
+
 
 class RunningLogSumExp:
-    """log Σ exp(θ s) over the last dimension of scores that come in tiles, for several θ; -inf where all were."""
+    """The running log Σ exp(θ s) over the last dimension of scores s that come in tiles, for several θ."""
 
     def __init__(self, rows: Sequence[int], thetas: Sequence[float], like: Tensor) -> None:
         self.thetas = thetas
         self.value = like.new_full((len(thetas), *rows), -torch.inf)
 
     def add(self, scores: Tensor) -> None:
+        """Take in a tile of scores; a row whose scores are all -inf stays at -inf."""
         for value, theta in zip(self.value, self.thetas, strict=True):
             torch.logaddexp(value, (scores * theta).logsumexp(-1), out=value)
 
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Inner products (B, q, k) in at least float32; CUDA multiplies half precision as it is, and sums in float32."""
+    """Return inner products (B, q, k) in at least float32; CUDA multiplies in half precision and sums in float32."""
     dtype = wide_dtype(queries)
     if queries.dtype != dtype and queries.is_cuda:
         return torch.bmm(queries, keys.mT, out_dtype=dtype)
@@ -50,13 +52,19 @@ def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def banded_log_prob(
-    timeline: Timeline, thetas: Sequence[float], sizes: Sequence[int], block: int | None, workspace: int
+    timeline: Timeline,
+    thetas: Sequence[float],
+    sizes: Sequence[int],
+    block: int | None,
+    workspace: int,
+    kernel: Kernel | None,
 ) -> Tensor:
-    """log p_c of the targets (len(thetas), len(sizes), B, T): -inf where not in the window, NaN where that is empty."""
-    engine = fused(timeline) if len(thetas) == len(sizes) == 1 else None
-    if engine is not None:
-        single: Tensor = engine.log_prob(timeline, thetas[0], sizes[0], workspace)
-        return single[None, None]
+    """Return log p_c of the targets, (len(thetas), len(sizes), B, T): -inf where not in the window, NaN without one.
+
+    ``kernel`` computes it where there is one θ and one size.
+    """
+    if kernel is not None and len(thetas) == len(sizes) == 1:
+        return kernel(timeline, thetas[0], sizes[0], workspace)[None, None]
     whole = timeline.keys(timeline.start, timeline.end)
     streams, length, _ = whole.shape
     order = sorted(set(sizes))
@@ -70,25 +78,16 @@ def banded_log_prob(
     return result
 
 
-def fused(timeline: Timeline) -> Any:
-    """The module whose kernel suits this timeline, if there is one."""
-    engine = _triton() if timeline.sequence[0].is_cuda else None
-    return engine if engine is not None and engine.available(timeline) else None
-
-
-@cache
-def _triton() -> Any:
-    """Imported when it is first wanted: Triton is not everywhere, and takes long to import."""
-    try:
-        return importlib.import_module("hebbian_softmax.memory.fused")
-    except ImportError:
-        return None
+def kernel_for(timeline: Timeline) -> Kernel | None:
+    """Return the GPU's kernel where it works on this timeline."""
+    gpu = _triton.load("memory.gpu") if timeline.sequence[0].is_cuda else None
+    return gpu.log_prob if gpu is not None and gpu.available(timeline) else None
 
 
 def tile_shape(h: Tensor, size: int, block: int | None, workspace: int) -> tuple[int, int]:
-    """Queries (rows) and keys (columns) of a tile for activations (B, T, d).
+    """Return how many queries (rows) and keys (columns) a tile has, for activations (B, T, d).
 
-    Its scores are held about four times over, with 16 bytes of masks, and its keys twice.
+    Scores of a tile are held about four times over, with 16 bytes of masks, and its keys twice.
     """
     streams, length, features = h.shape
     itemsize = wide_dtype(h).itemsize
@@ -100,7 +99,7 @@ def tile_shape(h: Tensor, size: int, block: int | None, workspace: int) -> tuple
 def _block(
     timeline: Timeline, first: int, last: int, thetas: Sequence[float], sizes: list[int], columns: int, like: Tensor
 ) -> Tensor:
-    """(len(thetas), len(sizes), B, last - first) for the queries first … last - 1."""
+    """Return log p_c of the queries first … last - 1, (len(thetas), len(sizes), B, last - first)."""
     queries, targets = timeline.keys(first, last), timeline.labels(first, last)
     rows = queries.shape[0], last - first
     every = like.new_full((len(thetas), *rows), -torch.inf)
@@ -109,7 +108,7 @@ def _block(
     near = 0
     for far in sizes:
         ring = RunningLogSumExp(rows, thetas, like), RunningLogSumExp(rows, thetas, like)
-        end = max(0, last - 1 - near)  # the newest key that any of the queries reaches, and one
+        end = max(0, last - 1 - near)  # One past the newest key that any of the queries reaches.
         for low in range(max(0, first - far), end, columns):
             high = min(low + columns, end)
             scores = scores_of(queries, timeline.keys(low, high))
@@ -121,6 +120,6 @@ def _block(
             other = targets.unsqueeze(2) != timeline.labels(low, high).unsqueeze(1)
             ring[1].add(scores.masked_fill_(other, -torch.inf))
         every, match = torch.logaddexp(every, ring[0].value), torch.logaddexp(match, ring[1].value)
-        found.append((match - every).clamp_max(0))  # rounding aside; -inf - -inf = NaN where there is no window
+        found.append((match - every).clamp_max(0))  # Without a window it is -inf - -inf = NaN.
         near = far
     return torch.stack(found, 1)

@@ -1,4 +1,4 @@
-"""NeuralCache: the last n activations and what followed them (the paper's equation 1)."""
+"""NeuralCache: the last n activations and the classes that followed them (the paper's equation 1)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from torch import Tensor
 
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, scores_of, tile_shape
+from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, kernel_for, scores_of, tile_shape
 from hebbian_softmax.memory.history import History, Memory, Timeline
 
 
 class NeuralCache(Memory):
-    r"""Words that followed similar activations in the last n steps (Grave et al. 2016; the paper's equation 1).
+    r"""A distribution over the classes that followed similar activations in the last n steps (Grave et al. 2016).
 
     .. math::
         p_c(w \mid h_t) \propto \sum_{i = t - n}^{t - 1} e^{\theta\, h_t^\top h_i} \, \mathbb{I}\{y_i = w\}
 
-    It is used from the first stored entry on. While nothing is stored it has no distribution: probabilities are NaN
-    (0/0), and :func:`~hebbian_softmax.memory.mix` then leaves the model's own. A class that is not in the cache has
-    log-probability -inf.
+    This is the paper's equation 1. The cache predicts from the first stored entry on. While nothing is stored there is
+    no distribution: probabilities are NaN (0/0), and :func:`~hebbian_softmax.memory.mix` then leaves those of the
+    model. A class that is not in the cache has log-probability -inf.
 
-    Activations are (d,), (T, d) for one stream or (B, T, d) for B independent streams, and targets the same without
-    the last dimension. Products and sums use at least float32.
+    Activations are (d,), (T, d) for one stream, or (B, T, d) for B independent streams. Targets have the same shape
+    without the last dimension. Products and sums use at least float32.
 
     Args:
-        size: n, how many entries each stream keeps.
+        size: n, the number of entries that each stream keeps.
         theta: θ, the inverse temperature, above 0.
 
     >>> cache = NeuralCache(size=2000, theta=0.3)
     >>> h, targets = torch.randn(5, 8), torch.tensor([3, 1, 3, 3, 7])
-    >>> log_prob = cache.sequence_log_prob(h, targets)  # each position sees those before it
+    >>> log_prob = cache.sequence_log_prob(h, targets)  # Each position sees the ones before it.
     >>> log_prob.isnan().tolist(), log_prob.isinf().tolist()
     ([True, False, False, False, False], [False, True, False, False, True])
     >>> len(cache)
@@ -45,7 +45,7 @@ class NeuralCache(Memory):
         self._history = History(self.size)
 
     def __len__(self) -> int:
-        """Entries stored in each stream."""
+        """Return the number of entries stored in each stream."""
         return len(self._history)
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class NeuralCache(Memory):
 
     @checks.evaluating
     def log_prob(self, h: Tensor, targets: Tensor, *, workspace: int | None = None) -> Tensor:
-        """log p_c(target | h) given what is stored now, the same for every position of ``h``."""
+        """Return log p_c(target | h) given the entries stored now, which every position of ``h`` sees alike."""
         streams, labels = self._checked(h, targets)
         keys, stored = self._history.window(streams)
         parts = []
@@ -76,7 +76,7 @@ class NeuralCache(Memory):
 
     @checks.evaluating
     def probabilities(self, h: Tensor, num_classes: int) -> Tensor:
-        """p_c(· | h) given what is stored now, (..., num_classes)."""
+        """Return p_c(· | h) given the entries stored now, (..., num_classes)."""
         num_classes = check_integer("num_classes", num_classes, 1)
         streams = checks.check_activations(h)
         self._history.check(streams)
@@ -103,17 +103,18 @@ class NeuralCache(Memory):
         block: int | None = None,
         workspace: int | None = None,
     ) -> Tensor:
-        """log p_c of each target given the n positions before it: ``log_prob``, then ``observe``, one by one.
+        """Return log p_c of each target given the n positions before it, and store the sequence.
 
-        It goes on from what is stored, and stores the sequence.
+        The result is that of ``log_prob`` followed by ``observe``, position by position: the entries stored before
+        the sequence count, too.
 
         Args:
-            thetas: several θ at once, from the same products; the result then is (len(thetas), ...).
-            sizes: several n, each at most ``size``; the result then is (..., len(sizes), *targets.shape).
-            block: positions handled together; speed and memory depend on it, the result does not. The GPU's kernel,
-                which takes one θ and one n in half precision, has blocks of its own.
-            workspace: bytes that may be held besides inputs and results (about: at least one column of a block is);
-                by default 32 MiB on a CPU and 1 GiB on a GPU.
+            thetas: several θ at once, from the same products; the result is then (len(thetas), ...).
+            sizes: several n at once, each at most ``size``; the result is then (..., len(sizes), *targets.shape).
+            block: the number of positions computed together. Speed and memory depend on it; the result does not. The
+                GPU's kernel, for one θ and one n in half precision, does not use it.
+            workspace: the bytes that may be held besides inputs and results, approximately: one column of a block is
+                always held. The default is 32 MiB on a CPU and 1 GiB on a GPU.
 
         >>> cache = NeuralCache(size=100, theta=0.3)
         >>> h, targets = torch.randn(50, 8), torch.randint(10, (50,))
@@ -130,7 +131,7 @@ class NeuralCache(Memory):
         block = None if block is None else check_integer("block", block, 1)
         workspace = checks.check_workspace(workspace, h.device)
         timeline = Timeline(self._history.window(streams), (streams, labels))
-        found = banded_log_prob(timeline, chosen, windows, block, workspace)
+        found = banded_log_prob(timeline, chosen, windows, block, workspace, kernel_for(timeline))
         self._history.append(streams, labels)
         found = found.reshape(*found.shape[:2], *targets.shape)
         if sizes is None:

@@ -1,4 +1,4 @@
-"""What the memories accept. Every check names the argument, what it was and what it may be."""
+"""The checks of the memories' arguments. Every error names the argument, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def evaluating(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of (self, h, ...) without gradients, and without autocast and its products in half precision."""
+    """Run a method of (self, h, ...) without gradients, and without autocast, which would coarsen its products."""
 
     @functools.wraps(method)
     def evaluate(*args: P.args, **options: P.kwargs) -> T:
@@ -30,11 +30,12 @@ def evaluating(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def wide_dtype(h: Tensor) -> torch.dtype:
-    """What products and sums are taken in: at least float32."""
+    """Return the dtype of products and sums: at least float32."""
     return torch.promote_types(h.dtype, torch.float32)
 
 
 def check_positive(name: str, value: Any) -> float:
+    """Return ``value`` as a float; it must be a positive, finite number."""
     number = check_number(name, value, 0)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
@@ -42,22 +43,23 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_workspace(workspace: Any, device: torch.device, *, cpu: int = 2**25, other: int = 2**30) -> int:
-    """Bytes; by default little on a CPU, where tiles should stay in its caches."""
+    """Return the workspace in bytes; the default is small on a CPU, where tiles should stay in its caches."""
     if workspace is None:
         return cpu if device.type == "cpu" else other
     return check_integer("workspace", workspace, 1)
 
 
 def check_list(name: str, values: Any) -> list[Any]:
+    """Return ``values`` as a list; it must be a sequence of at least one value."""
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
         raise ValueError(f"{name} must be a list of at least one value, got {values!r}")
     return list(values)
 
 
 def check_activations(h: Any) -> Tensor:
-    """Activations (d,), (T, d) or (B, T, d) whose inner products are finite; returns (B, T, d).
+    """Return activations (d,), (T, d) or (B, T, d) as (B, T, d); their inner products must be finite.
 
-    The values are looked at on every device: it costs one wait, and what is stored is read again n times.
+    The values are read on every device. That costs one wait, but a bad value would stay stored for n positions.
     """
     if not isinstance(h, Tensor):
         raise TypeError(f"h must be a tensor, got {type(h).__name__}")
@@ -70,14 +72,14 @@ def check_activations(h: Any) -> Tensor:
         largest = float(torch.maximum(-low, high))
         if not math.isfinite(largest):
             raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")
-        # A ten-thousandth of the range is left for the inverse temperature and for differences.
+        # The inverse temperature and differences need room, so only a ten-thousandth of the range is used.
         if largest * largest * h.shape[-1] > torch.finfo(wide_dtype(h)).max * 1e-4:
             raise ValueError(f"h must have finite inner products in {wide_dtype(h)}, got values up to {largest:g}")
     return h.detach().reshape((1,) * (3 - h.dim()) + tuple(h.shape))
 
 
 def check_pair(h: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Activations (..., d) and their classes (...), as (B, T, d) and int64 (B, T)."""
+    """Return activations (..., d) and their classes (...) as (B, T, d) and int64 (B, T)."""
     streams = check_activations(h)
     if not isinstance(targets, Tensor):
         raise TypeError(f"targets must be a tensor, got {type(targets).__name__}")
@@ -93,12 +95,13 @@ def check_pair(h: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_classes(name: str, labels: Tensor, num_classes: int) -> None:
+    """Check that labels, which are at least 0, are below ``num_classes``."""
     if labels.numel() and int(labels.max()) >= num_classes:
         raise ValueError(f"{name} must be in [0, {num_classes - 1}], got {int(labels.max())}")
 
 
 def check_layer(h: Tensor, weight: Any, bias: Any) -> None:
-    """An output layer (V, d) and (V,) that goes with activations (..., d)."""
+    """Check that an output layer, (V, d) and (V,), goes with activations (..., d)."""
     for name, value in (("weight", weight), ("bias", bias)):
         if name == "bias" and value is None:
             continue

@@ -1,4 +1,4 @@
-"""The last n activations of each stream and their classes: what every memory here stores."""
+"""The store of every memory: the last n activations of each stream, and the classes that followed them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hebbian_softmax.memory import checks
 
 
 class History:
-    """A window over the last ``capacity`` pairs of each stream, oldest first.
+    """The last ``capacity`` activations of each stream with their classes, oldest first.
 
-    The buffer has room for twice the window, which moves back to its start when the room is used up: storing one
-    activation costs O(1) on average, and the window is always one slice.
+    The buffer has room for twice as many. When it is full, the window of the last ones moves back to its start. So
+    storing an activation takes constant time on average, and the window is always one slice.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -23,15 +23,17 @@ class History:
         self.reset()
 
     def reset(self) -> None:
+        """Forget everything."""
         self._keys: Tensor | None = None
         self._labels: Tensor | None = None
         self._start = self._end = 0
 
     def __len__(self) -> int:
+        """Return the number of entries of each stream."""
         return self._end - self._start
 
     def check(self, h: Tensor) -> None:
-        """That activations (B, T, d) go with those stored."""
+        """Check that activations (B, T, d) go with those stored."""
         if self._keys is None:
             return
         streams, _, features = self._keys.shape
@@ -45,14 +47,15 @@ class History:
             raise ValueError(f"h must be on the device of those stored, {self._keys.device}, got {h.device}")
 
     def window(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (B, m, d) and labels (B, m) stored; ``h`` (B, T, d) gives the kind where nothing is."""
+        """Return the stored keys (B, m, d) and labels (B, m); while empty, of the dtype and device of ``h``."""
         if self._keys is None or self._labels is None:
             return h[:, :0], torch.empty(h.shape[0], 0, dtype=torch.int64, device=h.device)
         return self._keys[:, self._start : self._end], self._labels[:, self._start : self._end]
 
-    @torch.inference_mode(False)  # what is made in it could not be written to outside
+    @torch.inference_mode(False)  # A buffer made in inference mode could not be changed outside of it.
     @torch.no_grad()
     def append(self, h: Tensor, labels: Tensor) -> None:
+        """Store activations (B, T, d) and their classes (B, T), oldest first."""
         h, labels = h[:, -self.capacity :], labels[:, -self.capacity :]
         new = h.shape[1]
         if new == 0:
@@ -66,6 +69,7 @@ class History:
         self._start = max(self._start, self._end - self.capacity)
 
     def _make_room(self, h: Tensor, new: int) -> None:
+        """Make room for ``new`` more entries, by moving the window or by a larger buffer."""
         keys, labels = self.window(h)
         if self._keys is not None and self._end + new <= self._keys.shape[1]:
             return
@@ -81,11 +85,12 @@ class History:
         self._start, self._end = 0, kept
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``keys`` (streams, stored, features) and ``labels`` (streams, stored), oldest first."""
+        """Return ``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
         keys, labels = self.window(torch.empty(0, 0, 0))
         return {"keys": keys.clone(), "labels": labels.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all entries by those of ``state``, which is checked before anything changes."""
         if not isinstance(state, Mapping) or set(state) != {"keys", "labels"}:
             what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"state must have the keys 'keys' and 'labels', got {what}")
@@ -96,7 +101,7 @@ class History:
             raise ValueError(f"state must hold keys (streams, stored, d) and labels (streams, stored), got {pair}")
         if keys.shape[1] > self.capacity:
             raise ValueError(f"state must hold at most {self.capacity} entries a stream, got {keys.shape[1]}")
-        if keys.shape[1]:  # a state of nothing knows no number of features
+        if keys.shape[1]:  # An empty state does not know the number of features.
             try:
                 checks.check_pair(keys, labels)
             except (TypeError, ValueError) as error:
@@ -106,7 +111,7 @@ class History:
 
 
 class Timeline:
-    """A sequence (B, T, d) after what is stored (B, m, d), addressed as one without being joined in memory."""
+    """The stored entries (B, m, d) and then a sequence (B, T, d), addressed as one without joining them in memory."""
 
     def __init__(self, stored: tuple[Tensor, Tensor], sequence: tuple[Tensor, Tensor]) -> None:
         self.stored, self.sequence = stored, sequence
@@ -114,9 +119,11 @@ class Timeline:
         self.end = self.start + sequence[0].shape[1]
 
     def keys(self, low: int, high: int) -> Tensor:
+        """Return the activations of positions low … high - 1."""
         return self._slice(0, low, high)
 
     def labels(self, low: int, high: int) -> Tensor:
+        """Return the classes of positions low … high - 1."""
         return self._slice(1, low, high)
 
     def _slice(self, which: int, low: int, high: int) -> Tensor:
@@ -129,22 +136,24 @@ class Timeline:
 
 
 class Memory:
-    """What all memories do with their history."""
+    """The part that all memories share: a history, and its state."""
 
     _history: History
 
     def reset(self) -> None:
-        """Forget everything; the next activations may be of another number of streams, size, dtype and device."""
+        """Forget everything; the next activations may have other streams, features, dtype and device."""
         self._history.reset()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
+        """Return ``keys`` (streams, stored, d) and ``labels`` (streams, stored), oldest first."""
         return self._history.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all entries by those of another memory's ``state_dict``."""
         self._history.load_state_dict(state)
 
     def _checked(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return activations and targets as (B, T, d) and (B, T), after checking that they go with those stored."""
         streams, labels = checks.check_pair(h, targets)
         self._history.check(streams)
         return streams, labels

@@ -1,4 +1,4 @@
-"""MbPA: an output layer adapted to each query by what is stored around it, then forgotten."""
+"""MbPA: an output layer that is adapted to each query by the stored entries nearest to it, and then forgotten."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from hebbian_softmax.memory.adaptation import (
     several_steps,
 )
 from hebbian_softmax.memory.history import History, Memory, Timeline
-from hebbian_softmax.memory.neighbours import faiss_nearest, nearest
+
+CLOSE = 2**-7
+"""Squared distances below this part of the squared norms are computed again from the differences."""
 
 
 class MbPA(Memory):
     r"""Memory-based parameter adaptation (Sprechmann et al. 2018) of an output layer θ = (weight, bias).
 
-    For a query h the K nearest of the last n stored (h_k, y_k), weighted :math:`w_k \propto 1 / (\epsilon + \|h_k -
-    h\|^2)`, :math:`\sum_k w_k = 1`, give
+    For a query h, the K nearest of the last n stored pairs (h_k, y_k) are weighted by :math:`w_k \propto 1 / (\epsilon
+    + \|h_k - h\|^2)` with :math:`\sum_k w_k = 1`. Starting from θ, ``steps`` steps
 
     .. math::
         \tilde\theta \leftarrow \tilde\theta + \alpha \nabla \Bigl[ \sum_k w_k \log p(y_k \mid h_k, \tilde\theta)
         - \tfrac\beta2 \|\tilde\theta - \theta\|^2 \Bigr]
 
-    starting from θ, ``steps`` times; p(· | h, θ̃) is the answer and θ̃ is thrown away. θ is never copied: one step is a
-    change of the logits of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} -
-    p_k(v))`, taken for many queries at once as a matrix product (:mod:`hebbian_softmax.memory.adaptation`). The
-    L2 term is zero at the first step. Each further step costs new softmaxes of the K neighbours for each query: two
-    steps take about 2K²V operations a query, 4K²V where a few K × V matrices do not fit in the
-    workspace. Where nothing is stored, θ̃ = θ.
+    give θ̃. The answer is p(· | h, θ̃), and θ̃ is forgotten. θ is never copied: one step changes the logits by a matrix
+    of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} - p_k(v))`, which one
+    matrix product computes for many queries (:mod:`hebbian_softmax.memory.adaptation`). The L2 term is zero at the
+    first step. Each further step needs new softmaxes of the K neighbours for each query: two steps take about 2K²V
+    operations for each query, and 4K²V where a few K × V matrices do not fit in the workspace. While nothing is stored,
+    θ̃ = θ.
 
-    Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`; ``weight`` (V, d) and ``bias`` (V,) have the
-    dtype of the activations. Below float32 the layer is widened, once a call.
+    Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`. ``weight`` (V, d) and ``bias`` (V,) have the
+    dtype of the activations; a layer below float32 is converted to float32 once in each call.
 
     Args:
-        memory_size: n, how many entries each stream keeps.
-        neighbours: K; all entries are used while there are fewer.
-        steps: gradient steps.
+        memory_size: n, the number of entries that each stream keeps.
+        neighbours: K; while fewer entries are stored, all are used.
+        steps: the number of gradient steps.
         learning_rate: α.
         l2: β.
-        epsilon: ε of the kernel.
-        search: ``exact``, on the device; or ``faiss``, on the CPU, for large memories (not for sequences).
+        epsilon: ε of the weights w_k.
+        search: ``exact`` on the device, or ``faiss`` on the CPU for large memories (not for sequences).
 
     >>> mbpa = MbPA(memory_size=1000, neighbours=16, steps=1, learning_rate=0.3, l2=0.5)
     >>> head = torch.nn.Linear(8, 50)
@@ -86,7 +88,7 @@ class MbPA(Memory):
         self._history = History(self.memory_size)
 
     def __len__(self) -> int:
-        """Entries stored in each stream."""
+        """Return the number of entries stored in each stream."""
         return len(self._history)
 
     def __repr__(self) -> str:
@@ -103,7 +105,7 @@ class MbPA(Memory):
     def log_prob(
         self, h: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
     ) -> Tensor:
-        """log p(target | h, θ̃) given what is stored now, the same for every position of ``h``."""
+        """Return log p(target | h, θ̃) given the entries stored now, which every position of ``h`` sees alike."""
         streams, labels = self._checked(h, targets)
         layer = self._layer(streams, labels, weight, bias)
         room = self._room(workspace, h)
@@ -117,7 +119,7 @@ class MbPA(Memory):
     def probabilities(
         self, h: Tensor, weight: Tensor, bias: Tensor | None = None, *, workspace: int | None = None
     ) -> Tensor:
-        """p(· | h, θ̃) given what is stored now, (..., V)."""
+        """Return p(· | h, θ̃) given the entries stored now, (..., V)."""
         streams = checks.check_activations(h)
         self._history.check(streams)
         layer = self._layer(streams, None, weight, bias)
@@ -142,19 +144,20 @@ class MbPA(Memory):
         block: int | None = None,
         workspace: int | None = None,
     ) -> Tensor:
-        """log p(target | h, θ̃) of each position given the n before it: ``log_prob``, then ``observe``, one by one.
+        """Return log p(target | h, θ̃) of each position given the n positions before it, and store the sequence.
 
-        It goes on from what is stored, and stores the sequence.
+        The result is that of ``log_prob`` followed by ``observe``, position by position: the entries stored before
+        the sequence count, too.
 
         Args:
-            neighbours: several K at once, from the same search and the same softmaxes of the stored; the result then is
-                (len(neighbours), ...). Of one step only, as the next.
-            learning_rates: several α at once, from the same products; the result then is (..., len(learning_rates),
+            neighbours: several K at once, from the same search and the same softmaxes of the stored entries; the result
+                is then (len(neighbours), ...). This and the next argument need ``steps=1``.
+            learning_rates: several α at once, from the same products; the result is then (..., len(learning_rates),
                 *targets.shape).
-            block: positions handled together; speed and memory depend on it. The result does not, beyond rounding and
-                the choice among equally distant entries.
-            workspace: bytes that may be held besides inputs, results, the activations of a block and its window, and a
-                widened layer; by default 256 MiB on a CPU and 4 GiB on a GPU.
+            block: the number of positions computed together. Speed and memory depend on it; the result does not, except
+                for rounding and the choice among equally distant entries.
+            workspace: the bytes that may be held besides inputs, results, the activations of a block and its window,
+                and a layer converted to float32. The default is 256 MiB on a CPU and 4 GiB on a GPU.
         """
         if self.search != "exact":
             raise ValueError(f'search must be "exact" for a sequence, whose memory slides, got {self.search!r}')
@@ -192,7 +195,7 @@ class MbPA(Memory):
         return result.squeeze(0) if neighbours is None else result
 
     def _grid(self, neighbours: Any, learning_rates: Any) -> tuple[list[int], list[float]]:
-        """All K and all α of a call, checked."""
+        """Check all K and all α of a call, and return them."""
         if self.steps > 1 and (neighbours is not None or learning_rates is not None):
             raise ValueError(
                 f"several neighbours or learning_rates need steps=1, whose products they share, got {self.steps}"
@@ -205,6 +208,7 @@ class MbPA(Memory):
         return counts, [checks.check_positive("learning_rates", rate) for rate in rates]
 
     def _layer(self, streams: Tensor, labels: Tensor | None, weight: Tensor, bias: Tensor | None) -> Layer:
+        """Check the output layer and all classes, and return the layer in at least float32."""
         checks.check_layer(streams, weight, bias)
         if labels is not None:
             checks.check_classes("targets", labels, weight.shape[0])
@@ -213,19 +217,20 @@ class MbPA(Memory):
         return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
 
     def _room(self, workspace: int | None, h: Tensor) -> int:
+        """Return the workspace in bytes."""
         return checks.check_workspace(workspace, h.device, cpu=2**28, other=2**32)
 
     def _rows(self, layer: Layer, keys: int, room: int) -> int:
-        """Queries at a time: distances, their order and the change of the logits take Q × (n + Q) each.
+        """Return the number Q of queries to take at a time; distances and the change of the logits are Q × (n + Q).
 
-        Q = sqrt(n d) keeps (n + Q)(d + Q) / Q, the operations a query and a class, smallest.
+        Q = sqrt(n d) minimises (n + Q)(d + Q) / Q, the operations for each query and class.
         """
         elements = room // (16 * layer.weight.element_size())
         keys = max(keys, 1)
         return max(1, min(elements // keys, int(elements**0.5), int((keys * layer.weight.shape[1]) ** 0.5)))
 
     def _normalisers(self, h: Tensor, layer: Layer, room: int) -> Tensor:
-        """log Σ_v exp(z_v) of each row of h under θ."""
+        """Return log Σ_v exp(z_v) of each row of h under θ."""
         parts = [layer.weight.new_empty(0)]
         for part in h.split(2**14):
             zeros = torch.zeros(part.shape[0], dtype=torch.int64, device=h.device)
@@ -235,10 +240,10 @@ class MbPA(Memory):
         return torch.cat(parts)
 
     def _adapted_to_window(self, streams: Tensor, layer: Layer, room: int) -> Iterator[tuple[int, int, Neighbours]]:
-        """Stream, first position and neighbours of each block of queries, given what is stored."""
+        """Yield stream, first position and neighbours of each block of queries, given the entries stored now."""
         keys, labels = self._history.window(streams)
         rows = self._rows(layer, len(self), room)
-        few = streams.shape[1] * self.neighbours < len(self)  # queries: their neighbours are less than what is stored
+        few = streams.shape[1] * self.neighbours < len(self)  # Then only neighbours go through the layer, not all keys.
         for stream in range(streams.shape[0]):
             stored = keys[stream].to(layer.weight.dtype)
             known = None if few else (stored, labels[stream], self._normalisers(stored, layer, room))
@@ -257,12 +262,13 @@ class MbPA(Memory):
     def _weighted(
         self, queries: Tensor, keys: Tensor, labels: Tensor, normalisers: Tensor, distance: Tensor, indices: Tensor
     ) -> Neighbours:
-        kernel = (self.epsilon + distance).reciprocal()  # 0 at the distance inf of what is not seen
+        """Return the neighbours with their weights w_k; the distance of a key that a query does not see is inf."""
+        kernel = (self.epsilon + distance).reciprocal()
         total = kernel.sum(1, keepdim=True)
         return Neighbours(queries, keys, labels, normalisers, indices, kernel / torch.where(total == 0, 1, total))
 
     def _logits(self, layer: Layer, near: Neighbours, room: int) -> Iterator[tuple[slice, range, Tensor]]:
-        """Which queries, which classes, and their logits under θ̃."""
+        """Yield some queries, some classes, and their logits under θ̃."""
         (n, k), size = near.indices.shape, layer.weight.element_size()
         if self.steps == 1 or k == 0:
             if n * k < near.keys.shape[0]:
@@ -282,6 +288,7 @@ class MbPA(Memory):
                 yield part, tile, logits
 
     def _target_log_prob(self, layer: Layer, near: Neighbours, targets: Tensor, room: int) -> Tensor:
+        """Return log p of the targets (Q,) under θ̃."""
         found = TargetLogProb(targets, near.queries)
         for part, tile, logits in self._logits(layer, near, room):
             found.add(part, tile, logits)
@@ -290,7 +297,7 @@ class MbPA(Memory):
     def _grid_log_prob(
         self, layer: Layer, nears: Sequence[Neighbours], rates: Sequence[float], targets: Tensor, room: int
     ) -> Tensor:
-        """(len(nears), len(rates), Q) after one step."""
+        """Return log p of the targets after one step, (len(nears), len(rates), Q)."""
         found = [TargetLogProb(targets, layer.weight) for _ in nears for _ in rates]
         everyone = slice(0, len(targets))
         width = max(1, room // (4 * layer.weight.element_size() * (nears[0].keys.shape[0] + len(targets))))
@@ -298,3 +305,52 @@ class MbPA(Memory):
             for each, logits in zip(found, pairs, strict=True):
                 each.add(everyone, tile, logits)
         return torch.stack([each.value for each in found]).reshape(len(nears), len(rates), -1)
+
+
+def nearest(queries: Tensor, keys: Tensor, k: int, lags: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+    """Return squared distances and indices (Q, min(k, M)) of the keys (M, d) closest to each query (Q, d), sorted.
+
+    With ``lags = (offset, size)``, query q stands at position offset + q of the keys and sees the ``size`` keys before
+    it; where it sees fewer than k, the distances of the rest are inf. The order of equally distant keys is open, and
+    keys count as equally distant where the rounding of products cannot tell them apart.
+    """
+    center = keys.mean(0) if keys.shape[0] else 0  # A common part would cost digits in the differences below.
+    queries, keys = queries - center, keys - center
+    distance = torch.addmm(keys.square().sum(1), queries, keys.T, alpha=-2)
+    distance.add_(queries.square().sum(1, keepdim=True)).clamp_(min=0)
+    if lags is not None:
+        offset, size = lags
+        t = torch.arange(offset, offset + queries.shape[0], device=keys.device).unsqueeze(1)
+        lag = t - torch.arange(keys.shape[0], device=keys.device)
+        distance.masked_fill_((lag < 1) | (lag > size), torch.inf)
+    found = distance.topk(min(k, keys.shape[0]), dim=1, largest=False)
+    return _exact_where_close(queries, keys, found.values, found.indices), found.indices
+
+
+def _exact_where_close(queries: Tensor, keys: Tensor, distance: Tensor, indices: Tensor) -> Tensor:
+    """Return the distances, with those of close pairs computed again from the differences.
+
+    Distances by products, q² − 2qk + k², lose their digits where q and k are nearly the same, and there the weight
+    1 / (ε + distance) is largest. Few pairs are so close, so their differences cost little. They are taken for as many
+    pairs at a time as need no more room than all distances or all keys do.
+    """
+    norms = queries.square().sum(1, keepdim=True) + keys.square().sum(1)[indices]
+    row, column = (distance < CLOSE * norms).nonzero(as_tuple=True)
+    step = max(1, keys.shape[0]) * max(1, queries.shape[0] // keys.shape[1])
+    for i, j in zip(row.split(step), column.split(step), strict=True):
+        distance[i, j] = (queries[i] - keys[indices[i, j]]).square_().sum(1)
+    return distance
+
+
+def faiss_nearest(queries: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the same as :func:`nearest`, found by faiss on the CPU in float32: for memories too large for a device."""
+    try:
+        import faiss
+    except ImportError as error:
+        message = 'search="faiss" needs faiss: pip install "hebbian-softmax[faiss]", or use search="exact"'
+        raise ImportError(message) from error
+    index = faiss.IndexFlatL2(keys.shape[1])
+    index.add(keys.float().cpu().numpy())
+    found = index.search(queries.float().cpu().numpy(), min(k, keys.shape[0]))
+    distance, where = torch.from_numpy(found[0]).to(queries), torch.from_numpy(found[1]).to(queries.device)
+    return _exact_where_close(queries, keys, distance, where), where

@@ -1,8 +1,9 @@
-"""The mixture of model, cache and MbPA."""
+"""The mixture of a model with its memories."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,30 +19,41 @@ def mix(
     mbpa: Tensor | None = None,
     mbpa_weight: float = 0.0,
 ) -> Tensor:
-    r"""log((1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m), all of them given as log-probabilities.
+    r"""Return log((1 − λ_c − λ_m) p + λ_c p_c + λ_m p_m) from log-probabilities.
 
-    Of targets alone or of whole distributions; shapes are broadcast, so that the (θ, n, T) of a sweep goes with the
-    (T,) of the model. Where a memory gives NaN it was empty, and its share is the model's.
+    These may be of the targets alone or of whole distributions. Shapes are broadcast, so that the (θ, n, T) of a sweep
+    goes with the (T,) of the model. Where a memory gives NaN it was empty, and the model takes its share.
 
     Args:
         model: log p.
-        cache: log p_c, as of :class:`~hebbian_softmax.NeuralCache`.
+        cache: log p_c, from :class:`~hebbian_softmax.NeuralCache`.
         cache_weight: λ_c.
-        mbpa: log p_m, as of :class:`~hebbian_softmax.MbPA`.
+        mbpa: log p_m, from :class:`~hebbian_softmax.MbPA`.
         mbpa_weight: λ_m.
 
     >>> p, p_c = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.9, 0.0, torch.nan])
     >>> mix(p.log(), cache=p_c.log(), cache_weight=0.1).exp()
     tensor([0.5400, 0.4500, 0.5000])
     """
-    memories = [("cache", cache, cache_weight), ("mbpa", mbpa, mbpa_weight)]
-    total = sum(check_number(f"{name}_weight", weight, 0, 1) for name, _, weight in memories)
+    return mix_memories(model, {"cache": (cache, cache_weight), "mbpa": (mbpa, mbpa_weight)})
+
+
+def mix_memories(model: Tensor, memories: Mapping[str, tuple[Tensor | None, float]]) -> Tensor:
+    """Return the mixture of ``model`` with any memories, each given by its name, log-probabilities and weight.
+
+    >>> p, p_c = torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.0])
+    >>> mix_memories(p.log(), {"cache": (p_c.log(), 0.1), "another": (p_c.log(), 0.1)}).exp()
+    tensor([0.5800, 0.4000])
+    """
+    total = sum(check_number(f"{name}_weight", weight, 0, 1) for name, (_, weight) in memories.items())
     if total > 1 + 1e-12:
-        raise ValueError(f"cache_weight + mbpa_weight must be at most 1, got {cache_weight!r} + {mbpa_weight!r}")
+        names = " + ".join(f"{name}_weight" for name in memories)
+        given = " + ".join(repr(weight) for _, weight in memories.values())
+        raise ValueError(f"{names} must be at most 1, got {given}")
     _check("model", model, model)
     left = torch.ones_like(model)
     terms = []
-    for name, log_prob, weight in memories:
+    for name, (log_prob, weight) in memories.items():
         if log_prob is None:
             if weight:
                 raise ValueError(f"{name} must be given to go with {name}_weight={weight!r}")
@@ -57,6 +69,7 @@ def mix(
 
 
 def _check(name: str, value: Tensor, model: Tensor) -> None:
+    """Check that log-probabilities go with those of the model."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor of log-probabilities, got {type(value).__name__}")
     if not value.is_floating_point():

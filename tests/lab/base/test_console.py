@@ -1,4 +1,4 @@
-"""The name that hints and suggestions use is one that works from here."""
+"""The words that start the program, as hints and suggestions give them, work from the current folder."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from hebbian_softmax.lab.base.console import program
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in .venv/bin of the current folder, not on PATH."""
+    """Make a program in .venv/bin of the current folder, which is not on PATH."""
     path = tmp_path / ".venv" / "bin" / "hebbian"
     path.parent.mkdir(parents=True)
     path.write_text("#!/bin/sh\n")

@@ -1,4 +1,4 @@
-"""Run folders that lost something or cannot be written: one clear line, or the work goes on without."""
+"""Run folders that are damaged or cannot be written: one clear line, or the work goes on without the lost part."""
 
 import json
 import shutil
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.report import page
 from tests.lab.test_cli import SMALL, call, error_line
 
 
@@ -63,15 +61,13 @@ def test_a_lost_log_does_not_cost_the_result(finished: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("command", [["report"], ["compare", "longtail", "--quiet", "--resume"]])
 def test_a_page_that_cannot_be_refreshed_is_a_note(
-    finished: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(path: Path, content: bytes) -> None:
-        raise LabError(f"cannot write {path}")
-
-    monkeypatch.setattr(page, "write_atomic", refuse)
+    (finished / "page.html").unlink()
+    (finished / "page.html").mkdir()
     assert call(*command, finished) == 0
     captured = capsys.readouterr()
-    assert captured.err == f"note: no new page: cannot write {finished / 'page.html'}\n"
+    assert captured.err == f"note: no new page: cannot write {finished / 'page.html'}: it is a folder; name a file\n"
     assert "all classes" in captured.out
 
 

@@ -1,4 +1,4 @@
-"""What a record says of where it was made."""
+"""The commit that a record names."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hebbian_softmax.lab.base import environment
 
 
-def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     asked = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
@@ -16,20 +16,18 @@ def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp
         pytest.skip("the tests are not in a checkout")
     found = environment.commit()
     assert found.removesuffix("-dirty").startswith(asked.stdout.strip())
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
-    assert environment.commit() == "unknown"  # installed, and in no checkout
+    assert environment.commit(tmp_path / "environment.py") == "unknown"  # installed, and in no checkout
 
 
-def test_the_commit_of_another_checkout_is_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As where the package is installed into a virtual environment inside of somebody's repository."""
+def test_the_commit_of_another_checkout_is_not_ours(tmp_path: Path) -> None:
+    """The package may be installed into a virtual environment inside somebody's repository."""
     who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     try:
         for command in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "theirs"]):
             subprocess.run(["git", *command], cwd=tmp_path, check=True)
     except FileNotFoundError:
         pytest.skip("no git on this machine")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
-    assert environment.commit() == "unknown"
+    assert environment.commit(tmp_path / "environment.py") == "unknown"
 
 
 def test_without_git_it_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A device whose memory is too small is told as such, and nothing else is."""
+"""A device whose memory is too small is reported in words, and no other error is changed."""
 
 import pytest
 import torch

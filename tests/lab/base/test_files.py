@@ -16,7 +16,7 @@ from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked, remo
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """A disk that takes `size` bytes a file: the system itself refuses the rest."""
+    """Let the system refuse more than `size` bytes per file, as a full disk would."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

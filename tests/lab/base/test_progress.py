@@ -1,11 +1,14 @@
-"""What people see while they wait."""
+"""Live progress: bars on a terminal, plain lines in a log, and work that goes on when nobody reads."""
 
 import io
+import re
 import sys
+import time
 
 import pytest
 
-from hebbian_softmax.lab.base import progress as module
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Progress, format_bytes, format_rate, format_seconds, shortened
 
 
@@ -14,19 +17,21 @@ class Terminal(io.StringIO):
         return True
 
 
+def plain_text(terminal: Terminal) -> list[str]:
+    """Return all lines ever drawn, without control sequences."""
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    return [line.rstrip() for line in re.split("[\r\n]+", drawn) if line.strip()]
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -46,35 +51,62 @@ def test_a_log_gets_few_plain_lines(clock: Clock) -> None:
     assert not any("\r" in line for line in lines)
 
 
-def test_a_terminal_gets_one_line_redrawn_within_its_width(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_redrawn_within_its_width(
+    terminal: Terminal, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(terminal, clock, steps=20, seconds=0.05)
+    lines = plain_text(terminal)
+    assert 8 <= len(lines) <= 14  # every 0.1 s of one second, and the end
+    assert lines[-1].split() == ["demo", "━" * 16, "20/20", "steps,", "loss", "0.05"]
+    assert "10/s, 0:00 left" in lines[-3] or "20/s, 0:00 left" in lines[-3]
     monkeypatch.setenv("COLUMNS", "30")
-    written = run(Terminal(), clock, steps=20, seconds=0.05)
-    assert written.count("\n") == 1
-    assert written.endswith("\n")
-    drawn = written.rstrip("\n").split("\r")[1:]
-    assert 8 <= len(drawn) <= 12  # every 0.1 s of one second
-    assert all(len(line) < 30 for line in drawn)
-    assert {line.count(",") for line in drawn} == {1}  # steps and their rate; the time left would be cut
+    narrow = Terminal()
+    run(narrow, clock, steps=20, seconds=0.05)
+    assert all(line.startswith("demo ") and "━" not in line and len(line) < 30 for line in plain_text(narrow))
+    assert {line.count(",") for line in plain_text(narrow)[:-1]} == {1}  # the time left would be cut
 
 
 def test_a_line_is_cut_between_its_parts() -> None:
-    line = "demo: 1,234 words, 5/s, loss 3.21"
-    assert [shortened(line, width) for width in (33, 32, 22, 21)] == [line, line[:22], line[:22], line[:17]]
-    assert shortened(line, 9) == "demo: 1,2"  # nothing fits whole
+    line = "1,234 words, 5/s, loss 3.21"
+    assert [shortened(line, width) for width in (27, 26, 16, 15)] == [line, line[:16], line[:16], line[:11]]
+    assert shortened(line, 3) == "1,2"  # nothing fits whole
     assert shortened(line, -1) == ""
 
 
-def test_a_shorter_line_covers_the_longer_one_before(clock: Clock) -> None:
-    stream = Terminal()
-    with Progress("demo", total=10, stream=stream) as progress:
-        clock.now += 1
-        progress.update(1, {"a long name of a metric": 1.0})
-        long = stream.getvalue().split("\r")[-1]
-        clock.now += 1
-        progress.update(2, {})
-        assert len(stream.getvalue().split("\r")[-1]) == len(long)
+def test_notes_and_other_messages_stand_above_the_bars(
+    terminal: Terminal, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("demo", total=2) as progress:
+        progress.update(1)
+        progress.note("the log lacks a record")
+        say("note: no CUDA graph")
+        with Progress("inner", total=1):  # no second display in the first: a plain line
+            pass
+        assert sys.stderr is not terminal
+    assert sys.stderr is terminal
+    lines = plain_text(terminal)
+    for text in ("demo: the log lacks a record", "note: no CUDA graph", "inner: 0/1 steps"):
+        assert lines.count(text) == 1
+    assert lines[-1].startswith("demo ━")
 
 
+def test_a_terminal_without_cursor_control_gets_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress("demo", total=2, stream=terminal):
+        pass
+    assert terminal.getvalue() == "demo: 0/2 steps\n"
+
+
+def test_without_rich_only_a_terminal_says_what_to_install(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(LabError, match=r"needs rich: pip install 'hebbian-softmax\[lab\]'"):
+        Progress("demo", total=2, stream=terminal)
+    Progress("demo", total=2, stream=terminal, quiet=True)
+    Progress("demo", total=2, stream=io.StringIO())
+
+
+@pytest.mark.usefixtures("terminal")
 def test_quiet_is_silent(clock: Clock) -> None:
     assert run(io.StringIO(), clock, steps=300, seconds=1, quiet=True) == ""
     assert run(Terminal(), clock, steps=300, seconds=1, quiet=True) == ""
@@ -110,21 +142,20 @@ def test_bytes_of_unknown_total(clock: Clock) -> None:
     ]
 
 
-def test_an_error_still_ends_the_line(clock: Clock) -> None:
-    stream = Terminal()
-
+def test_an_error_still_ends_the_line(terminal: Terminal) -> None:
     def fail() -> None:
-        with Progress("demo", total=2, stream=stream) as progress:
+        with Progress("demo", total=2, stream=terminal) as progress:
             progress.update(1)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert stream.getvalue().endswith("\n")
+    assert terminal.getvalue().endswith("\n\x1b[?25h")  # the cursor is back
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "gone"), OSError(28, "full"), ValueError("closed")])
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+@pytest.mark.usefixtures("terminal")
 def test_a_stream_that_fails_ends_the_progress_and_not_the_work(
     clock: Clock, error: Exception, kind: type[io.StringIO]
 ) -> None:

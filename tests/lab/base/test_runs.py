@@ -8,7 +8,7 @@ import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.runs import Run, check_same, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
 from tests.lab.base.test_files import file_size_limit, names
 
 
@@ -221,15 +221,6 @@ def test_of_two_runs_of_the_same_second_the_later_name_is_the_newest(tmp_path: P
     for run in made:
         (run.path / "config.json").write_text(to_json({**run.config, "started": made[0].config["started"]}))
     assert last_unfinished(tmp_path, "compare a").path == made[1].path
-
-
-def test_other_settings_are_refused_by_name(run: Run) -> None:
-    check_same(run, "compare longtail", {})
-    check_same(run, "compare longtail", {"gamma": 0.1})
-    with pytest.raises(LabError, match=r"gamma = 0\.1, not 0\.2"):
-        check_same(run, "compare longtail", {"steps": 10, "gamma": 0.2})
-    with pytest.raises(LabError, match="compare omniglot"):
-        check_same(run, "compare omniglot", {})
 
 
 def test_two_processes_cannot_hold_one_run(run: Run) -> None:

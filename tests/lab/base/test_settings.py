@@ -1,4 +1,4 @@
-"""Options and settings are one thing."""
+"""Settings as options of a command, as values of a file, and back."""
 
 import argparse
 from dataclasses import dataclass

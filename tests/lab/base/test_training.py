@@ -4,8 +4,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,8 +23,8 @@ from hebbian_softmax.lab.base.training import (
     set_random_states,
     train,
 )
-from tests import ROOT
-from tests.lab.base.toy import Toy
+from tests.lab.base.toy import Toy, train_toy
+from tests.lab.processes import start, wait_for
 
 STEPS = 150
 
@@ -37,7 +35,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def outcome(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What must not depend on where a run was stopped: all but the time it took."""
+    """Return everything that must not depend on where a run was stopped: all but the time it took."""
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     records = run.records()
@@ -67,18 +65,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, A
     run = create_run(tmp_path_factory.mktemp("runs"), "toy", "toy", {})
     train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)
     return outcome(run)
-
-
-def start(folder: Path, pause: float, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.lab.base.toy", str(folder), str(STEPS), str(pause), *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
 
 
 def test_logs_and_saves(run: Run) -> None:
@@ -119,7 +105,7 @@ def test_a_finished_run_takes_no_further_step(run: Run) -> None:
 
 
 def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
-    """Killed after the log was written and before the next checkpoint was, in the middle of a line."""
+    """The run was killed after the log and before the next checkpoint was written, in the middle of a line."""
     train(Toy(), run, steps=10, evaluate_every=5, quiet=True)
     early = (run.path / "checkpoint.pt").read_bytes()
     train(Toy(), run, steps=20, evaluate_every=5, quiet=True)
@@ -131,26 +117,27 @@ def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
     assert_same(outcome(run), through)
 
 
-@pytest.mark.parametrize("more", [(), ("4",)], ids=["at any time", "inside a write"])
+@pytest.mark.parametrize("fatal_write", [0, 4], ids=["at any time", "inside a write"])
 def test_a_killed_run_ends_in_the_same_bits(
-    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], more: tuple[str, ...]
+    tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], fatal_write: int
 ) -> None:
     folder = tmp_path / "run"
-    with start(folder, 0.02, *more) as killed:
-        if not more:
-            wait_for(folder / "checkpoint.pt")
-            time.sleep(0.2)
-            killed.kill()
-    assert killed.returncode == -signal.SIGKILL
+    killed = start(train_toy, folder, STEPS, 0.02, fatal_write)
+    if not fatal_write:
+        wait_for(folder, "checkpoint.pt", killed)
+        time.sleep(0.2)
+        killed.kill()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     checkpoint = open_run(folder).load_checkpoint()
     assert checkpoint is not None
     assert 0 < checkpoint["step"] < STEPS
-    assert not more or list(folder.glob(TEMPORARY + "*"))
+    assert not fatal_write or list(folder.glob(TEMPORARY + "*"))
 
-    with start(folder, 0) as resumed:
-        assert resumed.stdout is not None
-        assert int(resumed.stdout.read()) == STEPS - checkpoint["step"]
-    assert resumed.returncode == 0
+    resumed = start(train_toy, folder, STEPS, 0)
+    resumed.join()
+    assert resumed.exitcode == 0
+    assert int((tmp_path / "taken").read_text()) == STEPS - checkpoint["step"]
     assert_same(outcome(open_run(folder)), uninterrupted)
     assert not list(folder.glob(TEMPORARY + "*"))
 
@@ -159,15 +146,14 @@ def test_a_terminated_run_saves_and_ends_in_the_same_bits(
     tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]]
 ) -> None:
     folder = tmp_path / "run"
-    with start(folder, 0.02) as stopped:
-        wait_for(folder / "log.jsonl")
-        stopped.terminate()
-        assert stopped.stdout is not None
-        taken = int(stopped.stdout.read())
-    assert stopped.returncode == 128 + signal.SIGTERM
+    stopped = start(train_toy, folder, STEPS, 0.02)
+    wait_for(folder, "log.jsonl", stopped)
+    stopped.terminate()
+    stopped.join()
+    assert stopped.exitcode == 128 + signal.SIGTERM
     checkpoint = open_run(folder).load_checkpoint()
     assert checkpoint is not None
-    assert checkpoint["step"] == taken < STEPS  # no step was lost
+    assert checkpoint["step"] == int((tmp_path / "taken").read_text()) < STEPS  # no step was lost
 
     run = open_run(folder)
     train(Toy(), run, steps=STEPS, evaluate_every=7, quiet=True)

@@ -1,14 +1,8 @@
-"""A task that draws from every global random generator, to be trained in a process of its own and killed.
-
-    python -m tests.lab.base.toy RUN_FOLDER STEPS SECONDS_PER_STEP [WRITE_TO_DIE_IN]
-
-Prints the steps that this process took. With the last argument the process kills itself inside that write.
-"""
+"""A task that draws from every global random generator, to be trained in a process that may be killed."""
 
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax.lab.base import files
 from hebbian_softmax.lab.base.runs import create_run, open_run
 from hebbian_softmax.lab.base.training import Interrupted, train
 
 
 class Toy:
-    """Linear regression with dropout, on data drawn as it goes."""
+    """Linear regression with dropout on data drawn at each step."""
 
     def __init__(self, pause: float = 0.0, bad_step: int | None = None) -> None:
         torch.manual_seed(3)
@@ -57,7 +50,7 @@ class Toy:
 
 
 def die_in_write(number: int) -> None:
-    """Kill this process between the bytes and the name of the file that is written as `number`-th."""
+    """Kill this process between writing the bytes of the `number`-th file and giving the file its name."""
     replace, written = os.replace, 0
 
     def replace_or_die(source: Any, target: Any) -> None:
@@ -67,28 +60,26 @@ def die_in_write(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         replace(source, target)
 
-    files.os.replace = replace_or_die  # type: ignore[attr-defined]
+    os.replace = replace_or_die
 
 
-def main(folder: str, steps: str, pause: str, fatal_write: str = "0") -> int:
-    torch.set_num_threads(1)
-    path = Path(folder)
-    run = open_run(path) if path.exists() else create_run(path.parent, "toy", "toy", {})
-    if run.path != path:
-        run.path.rename(path)
-        run = open_run(path)
-    if int(fatal_write):
-        die_in_write(int(fatal_write))
-    task = Toy(float(pause))
+def train_toy(folder: Path, steps: int, pause: float, fatal_write: int = 0) -> int:
+    """Train in `folder` and return an exit code; leave the number of steps that this process took in a file beside it.
+
+    `pause` is the time that a step takes. The process kills itself in the middle of the `fatal_write`-th write.
+    """
+    run = open_run(folder) if folder.exists() else create_run(folder.parent, "toy", "toy", {})
+    if run.path != folder:
+        run.path.rename(folder)
+        run = open_run(folder)
+    if fatal_write:
+        die_in_write(fatal_write)
+    task = Toy(pause)
     try:
         with run.held():
-            train(task, run, steps=int(steps), evaluate_every=7, checkpoint_seconds=0.05, quiet=True)
+            train(task, run, steps=steps, evaluate_every=7, checkpoint_seconds=0.05, quiet=True)
     except Interrupted as stop:
         return 128 + stop.signum
     finally:
-        print(task.steps_taken)
+        folder.with_name("taken").write_text(str(task.steps_taken))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

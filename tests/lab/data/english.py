@@ -1,18 +1,19 @@
-"""What tests of English corpora need: a sentence model for NLTK, mostly a tiny one, which loads at once."""
+"""Files and texts for tests of English corpora, such as a tiny sentence model for NLTK, which loads at once."""
 
-from collections.abc import Iterator
+import io
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
-from hebbian_softmax.lab.data import tokenise
+from hebbian_softmax.lab.data.corpus import Corpus
 from tests import SHARED
 
 REAL = SHARED / "data"
+PUNKT = "/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"  # where NLTK's site has its model
 
 
 def model_files() -> dict[str, str]:
-    """A model that knows a few abbreviations."""
+    """Return the files of a model that knows a few abbreviations."""
     return {
         "abbrev_types.txt": "mr\ndr\nu.s\n",
         "collocations.tab": "",
@@ -22,32 +23,25 @@ def model_files() -> dict[str, str]:
 
 
 def write_model(root: Path) -> None:
-    """The model as `nltk_data` under a data root."""
+    """Write the model to `nltk_data` under a data root."""
     folder = root / "nltk_data" / "tokenizers" / "punkt_tab" / "english"
     folder.mkdir(parents=True)
     for name, content in model_files().items():
         (folder / name).write_text(content)
 
 
-@pytest.fixture
-def english(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A data root with the tiny model and nothing else; NLTK finds it, and no other."""
-    root = tmp_path_factory.mktemp("data")
-    write_model(root)
-    yield from _found(root, monkeypatch)
+def zipped(files: Mapping[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return buffer.getvalue()
 
 
-@pytest.fixture
-def real_english(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The data root with the real corpora and NLTK's own model."""
-    yield from _found(REAL, monkeypatch)
+def zipped_model() -> bytes:
+    """Return the model as NLTK's site has it."""
+    return zipped({f"punkt_tab/english/{name}": text for name, text in model_files().items()})
 
 
-def _found(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
-    tokenise.tokeniser.cache_clear()
-    tokenise.find_punkt(root)
-    yield root
-    tokenise.tokeniser.cache_clear()
+def text_of(corpus: Corpus, split: str) -> str:
+    return " ".join(corpus.words[number] for number in corpus.splits[split])

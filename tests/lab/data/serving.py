@@ -1,4 +1,4 @@
-"""A web server on this machine that stands for the whole internet, counts requests and may leave an answer hanging."""
+"""A local web server that can stand for the whole internet, keeps a record of requests, and misbehaves on demand."""
 
 import threading
 import urllib.request
@@ -12,18 +12,24 @@ import pytest
 
 
 class FileServer(ThreadingHTTPServer):
-    """`files` by path, `/a.txt`. One of `statuses` has that status the next time; one of `hanging` never ends."""
+    """Serves `files` by path, such as `/a.txt`."""
 
     daemon_threads = True
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
-        self.statuses: dict[str, int] = {}
-        self.hanging: set[str] = set()
-        self.hung = threading.Event()  # an answer hangs after half its bytes
-        self.asked: list[str] = []
-        self.ranges: list[str | None] = []
+        self.statuses: dict[str, list[int]] = {}  # by path: the statuses of the next answers
+        self.cuts: list[int] = []  # the numbers of bytes after which the next answers break off
+        self.hanging: set[str] = set()  # the paths whose answers stop half-way and never end
+        self.hung = threading.Event()  # set once an answer hangs
+        self.etag, self.modified = '"v1"', ""
+        self.knows_range = self.knows_if_range = self.tells_length = True
+        self.range_shift = 0  # the number of bytes by which partial answers begin too late
+        self.asked: list[str] = []  # the path of each request
+        self.ranges: list[str | None] = []  # the Range header of each request
+        self.agents: list[str] = []
+        self.partial_answers = 0
         self.at_once = self.most_at_once = 0
         self.counting = threading.Lock()
 
@@ -40,34 +46,49 @@ class _Handler(BaseHTTPRequestHandler):
         with server.counting:
             server.asked.append(self.path)
             server.ranges.append(self.headers.get("Range"))
+            server.agents.append(self.headers["User-Agent"])
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
         try:
-            self._answer(server)
+            self._answer(server, urlsplit(self.path).path)
         finally:
             with server.counting:
                 server.at_once -= 1
 
-    def _answer(self, server: FileServer) -> None:
-        if self.path in server.statuses or self.path not in server.files:
-            self.send_error(server.statuses.pop(self.path, 404))
+    def _answer(self, server: FileServer, path: str) -> None:
+        if server.statuses.get(path) or path not in server.files:
+            self.send_error(server.statuses[path].pop(0) if server.statuses.get(path) else 404)
             return
-        content = server.files[self.path]
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        content, start = server.files[path], 0
+        wanted, version = self.headers.get("Range"), self.headers.get("If-Range", "")
+        current = version in (server.etag, server.modified) and not version.startswith("W/")
+        if wanted and server.knows_range and (current or not server.knows_if_range):
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.end_headers()
+                return
+            start += server.range_shift
+            server.partial_answers += 1
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", f'"{hash(content)}"')
+        if server.tells_length:
+            self.send_header("Content-Length", str(len(content) - start))
+        for name, value in (("ETag", server.etag), ("Last-Modified", server.modified)):
+            if value:
+                self.send_header(name, value)
         self.end_headers()
-        if self.path in server.hanging:
-            self.wfile.write(content[start : len(content) // 2])
+        body = content[start:]
+        if path in server.hanging:
+            self.wfile.write(body[: len(content) // 2])
             self.wfile.flush()
             server.hung.set()
             self.connection.settimeout(60)
-            self.connection.recv(1)  # until the other end is gone
+            self.connection.recv(1)  # returns when the client has gone
         else:
-            self.wfile.write(content[start:])
+            self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

@@ -1,14 +1,16 @@
 """`hebbian data` as a user types it."""
 
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.cli import main
-from hebbian_softmax.lab.data import command, wikitext
-from hebbian_softmax.lab.data.wikitext import Official
+from hebbian_softmax.lab.data.command import summary
+from hebbian_softmax.lab.data.corpus import SPLITS
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import load_corpus
+from hebbian_softmax.lab.data.wikitext import Official, plan
 from tests import ROOT
 
 TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
@@ -18,44 +20,47 @@ TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (20_005, 3, 32), 5))
-    (tmp_path / "data").mkdir()
-    with zipfile.ZipFile(tmp_path / "data" / "wikitext-2-v1.zip", "w") as archive:
-        for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " the" * 30 + " <unk> \n"}.items():
-            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text)
+    for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " the" * 30 + " <unk> \n"}.items():
+        (tmp_path / split).write_text(text)
     return tmp_path
 
 
-def test_prepare_list_show(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "CHUNK", 20)
+def prepare_texts(root: Path, *options: str) -> int:
+    places = [word for split in SPLITS for word in (f"--{split}", str(root / split))]
+    fixed = ["--tokens", "spaces", "--minimum", "1", "--processes", "1"]
+    return main(["data", "prepare", "texts", *places, *fixed, *options])
+
+
+def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list"]) == 0
     assert "none yet" in capsys.readouterr().out
-
     assert main(["data", "show", "wikitext-2"]) == 1
     assert "not prepared yet" in capsys.readouterr().err
 
-    assert main(["data", "prepare", "wikitext-2", "--processes", "1"]) == 0
+    assert prepare_texts(root, "--name", "mine") == 0
     shown = capsys.readouterr()
+    assert "mine: " in shown.out
     assert "20,005 tokens, 0.00% <unk>" in shown.out
     assert "32 tokens, 3.12% <unk>" in shown.out
     assert "vocabulary 5 words" in shown.out
     assert ">10K             1 words,  99.98% of training tokens" in shown.out
-    assert "wikitext-2: 3 parts" in shown.err
+    assert "texts: 3 parts" in shown.err
+    assert summary(load_corpus("mine"), chunk=20) + "\n" == shown.out
 
-    assert main(["data", "prepare", "wikitext-2"]) == 0
+    assert prepare_texts(root, "--name", "mine") == 0
     again = capsys.readouterr()
     assert again.out == shown.out
     assert "was prepared before; delete" in again.err
 
     assert main(["data", "list"]) == 0
     assert "20,005 / 3 / 32 tokens, 5 words" in capsys.readouterr().out
-    assert main(["data", "show", "wikitext-2", "--verify"]) == 0
+    assert main(["data", "show", "mine", "--verify"]) == 0
     assert capsys.readouterr().out.startswith(shown.out)
 
 
 def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["data", "prepare", "wikitext-2", "--quiet", "--processes", "1"])
-    path = root / "cache" / "corpora" / "wikitext-2" / "ids.bin"
+    prepare_texts(root, "--name", "mine", "--quiet")
+    path = root / "cache" / "corpora" / "mine" / "ids.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
@@ -68,15 +73,14 @@ def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_code_of_the_page_runs(root: Path) -> None:
+    """The page opens wikitext-2; a tiny corpus stands in for it here."""
+    (root / "data" / "wikitext-2").mkdir(parents=True)
+    for split in SPLITS:
+        (root / "data" / "wikitext-2" / f"wiki.{split}.tokens").write_text((root / split).read_text())
+    prepare(plan(Official("wikitext-2", (20_005, 3, 32), 5)), processes=1, quiet=True)
     page = ROOT / "docs" / "corpora.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     exec(compile(block, str(page), "exec"), {})
-
-
-def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "prepare", "wikitext-2", "--name", "mine", "--quiet", "--processes", "1"]) == 0
-    assert main(["data", "show", "mine"]) == 0
-    assert capsys.readouterr().out.count("mine: ") == 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_a_name_of_ones_own(root: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (["wikitext-2", "--name", "../up"], "must be letters"),
         *(
-            (["wikitext-2", "--name", name], "experiment's own name")
+            (["wikitext-2", "--name", name], "name no other corpus or experiment")
             for name in ("stdlib", "texts", "corpus", "zipf", "glyphs")
         ),
         (["reuters", "--train", "1987"], "must be two dates"),

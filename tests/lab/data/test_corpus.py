@@ -1,4 +1,4 @@
-"""A corpus folder is whole or absent, is found to be damaged when it is, and gives back what was written."""
+"""A corpus folder is whole or absent, damage to it is found, and reading gives what was written."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def test_writing_to_a_split_does_not_reach_the_file(tmp_path: Path) -> None:
 
 def test_the_fingerprint_names_ids_vocabulary_and_settings(tmp_path: Path) -> None:
     first = write(tmp_path / "a").fingerprint
-    assert write(tmp_path / "b").fingerprint == first  # not the place
+    assert write(tmp_path / "b").fingerprint == first  # the place does not matter
     others = [
         {"settings": {"minimum": 2}},
         {"words": ["the", "<eos>", "tab", "naïve"]},
@@ -112,7 +112,7 @@ def test_another_format_and_no_corpus_at_all(tmp_path: Path) -> None:
         open_corpus(tmp_path / "toy")
     with pytest.raises(LabError, match="has no manifest"):
         open_corpus(tmp_path)
-    with pytest.raises(LabError, match="is no folder"):
+    with pytest.raises(LabError, match="is not a folder"):
         open_corpus(tmp_path / "nothing")
 
 
@@ -151,14 +151,14 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path: Path, monkeyp
         yield np.array([0, 1])
         raise KilledError
 
-    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # the dead do not clean up
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # a killed process does not clean up
     with pytest.raises(KilledError):
         write(tmp_path / "toy", splits={"train": stream(), "valid": np.array([0]), "test": np.array([0])})
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".")
     with pytest.raises(LabError, match="not a prepared corpus"):
         open_corpus(left)
-    with pytest.raises(LabError, match="no folder"):
+    with pytest.raises(LabError, match="not a folder"):
         open_corpus(tmp_path / "toy")
 
 

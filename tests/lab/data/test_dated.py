@@ -1,10 +1,10 @@
-"""Dated articles: which split they go to, when words are first seen, and lines with something wrong."""
+"""Dated articles: which split they go to, when words are first seen, and which lines are refused."""
 
 import argparse
 import gzip
 import json
 import lzma
-from dataclasses import astuple
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import dated
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.data.dated import FileOptions, Options, parse_days, plan
+from hebbian_softmax.lab.data.dated import PART, FileOptions, Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
-from tests.lab.data.english import REAL, english
-
-__all__ = ["english"]
+from tests.lab.data.english import REAL, text_of
 
 ARTICLES: list[dict[str, str | None]] = [
     {"date": "1987-02-01", "title": "OIL UP", "text": "Oil rose.\nIt fell."},
@@ -44,10 +41,6 @@ def lines(articles: list[dict[str, str | None]] = ARTICLES) -> bytes:
 def read(root: Path, kind: type[Any] = Options, **options: object) -> Corpus:
     made = plan(kind(**({"minimum": 1} | options)))
     return prepare(made, data_root=str(root), processes=1, quiet=True)[0]
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress)])
@@ -110,9 +103,9 @@ def test_days_that_overlap() -> None:
     [b"{", b"[]", b"{}", b'{"date": "soon", "text": "x"}', b'{"date": "1987-02-01", "text": 3}', b'{"text": "x"}',
      b'{"date": "1987-02-01", "text": "\xff"}', b'{"date": 5, "text": "x"}'],
 )  # fmt: skip
-def test_a_line_that_is_no_article_is_named(root: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dated, "PART", 100)  # so that it is not in the first part
-    (root / "news" / "reuters-21578.jsonl").write_bytes(lines(ARTICLES[:2]) + b"\n" + line + b"\n")
+def test_a_line_that_is_no_article_is_named(root: Path, line: bytes) -> None:
+    padding = b" " * PART  # puts the line into the second part
+    (root / "news" / "reuters-21578.jsonl").write_bytes(lines(ARTICLES[:2]) + padding + b"\n" + line + b"\n")
     with pytest.raises(LabError, match=r"reuters-21578\.jsonl, line 4 is not an article"):
         read(root)
 
@@ -128,7 +121,7 @@ def test_no_file(root: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"reuters-21578\.jsonl is not there.*HEBBIAN_DATA"):
         read(root)
     with pytest.raises(LabError, match=r"none\.jsonl is not there"):
-        plan(FileOptions(str(tmp_path / "none.jsonl"), *astuple(Options())))
+        read(root, FileOptions, **asdict(Options()), file=str(tmp_path / "none.jsonl"))
 
 
 def test_a_split_without_articles(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""GigaWord's SGML, in small files of our own that have the LDC's form."""
+"""GigaWord's SGML, in small files that have the form of the LDC's."""
 
 import gzip
 import shutil
@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import gigaword
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.data.gigaword import Options, paragraphs, plan, read_articles
+from hebbian_softmax.lab.data.gigaword import SIZE, Options, choose_articles, paragraphs, plan, read_articles
 from hebbian_softmax.lab.data.prepare import prepare
-from tests.lab.data.english import english
-
-__all__ = ["english"]
+from tests.lab.data.english import text_of
 
 
 def article(agency: str, day: str, number: int, text: str, kind: str = "story") -> str:
@@ -50,13 +47,9 @@ def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return english
 
 
-def read(root: Path, processes: int = 1, **options: object) -> Corpus:
-    made = plan(Options(**options))  # type: ignore[arg-type]
+def read(root: Path, processes: int = 1, size: int = SIZE, **options: object) -> Corpus:
+    made = plan(Options(**options), size)  # type: ignore[arg-type]
     return prepare(made, data_root=str(root), processes=processes, quiet=True)[0]
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return " ".join(corpus.words[number] for number in corpus.splits[split])
 
 
 HEAD = "news of afp <eos> paris , jan 1 ( afp ) <eos> "
@@ -78,9 +71,8 @@ def test_the_years_are_split_and_read_in_the_order_of_time(root: Path) -> None:
     assert corpus.manifest["sources"][0]["name"] == "data/afp_eng/afp_eng_200001.gz"
 
 
-def test_the_vocabulary_has_a_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gigaword, "SIZE", 10)
-    corpus = read(root)
+def test_the_vocabulary_has_a_size(root: Path) -> None:
+    corpus = read(root, size=10)
     assert len(corpus.words) == 10
     assert {"<unk>", "<eos>", "news"} < set(corpus.words)
 
@@ -99,7 +91,7 @@ def test_a_random_part_of_the_evaluation_articles(root: Path) -> None:
 
 def test_the_choice_is_random_by_the_seed(root: Path) -> None:
     files = [root / "gigaword" / name for name in FILES if "_eng_2010" in name]
-    choices = [gigaword._choose(Options(eval_articles=3, seed=seed), files, 1) for seed in range(30)]
+    choices = [choose_articles(Options(eval_articles=3, seed=seed), files, 1) for seed in range(30)]
     assert all(len(choice) == 3 for choice in choices)
     assert len(set(choices)) > 15
     assert len(frozenset().union(*choices)) == 10  # each article has its chance
@@ -167,7 +159,5 @@ def test_no_files(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_split_without_articles(root: Path) -> None:
     for path in (root / "gigaword").rglob("*_eng_2010*"):
         path.unlink()
-    with pytest.raises(
-        LabError, match="gigaword has no articles for the test split, which is of 2010: add those files"
-    ):
+    with pytest.raises(LabError, match="gigaword has no articles of 2010 for the test split: add those files"):
         read(root)

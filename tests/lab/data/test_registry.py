@@ -33,7 +33,10 @@ def test_every_corpus_that_a_module_declares_is_registered() -> None:
 
 
 @every_corpus
-def test_the_corpus_and_its_options_have_help_texts(kind: CorpusKind[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_corpus_and_its_options_have_help_texts(
+    kind: CorpusKind[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     for command in (["data", "prepare", "--help"], ["data", "prepare", kind.name, "--help"]):
         with pytest.raises(SystemExit):
             main(command)
@@ -44,6 +47,8 @@ def test_the_corpus_and_its_options_have_help_texts(kind: CorpusKind[Any], capsy
         assert field.name not in SHARED
         assert field.metadata["help"]
         assert option_name(field.name) in shown
+        if field.default not in ("", False, REQUIRED):
+            assert f"(default: {field.default})" in shown
 
 
 @every_corpus

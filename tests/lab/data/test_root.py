@@ -1,4 +1,4 @@
-"""Where data are looked for."""
+"""The folders where data are looked for and where prepared files go."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_without_a_usable_cache_setting_it_is_the_home_folder(
 
 
 def test_a_folder_that_was_named_must_be_there(tmp_path: Path) -> None:
-    """A mistyped one would be taken for a place to download into."""
+    """A mistyped folder would otherwise become a place to download to."""
     with pytest.raises(LabError, match=r"there is no folder .*dta: correct the path, or make the folder first"):
         data_root(str(tmp_path / "dta"))
 

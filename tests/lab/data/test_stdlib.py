@@ -2,6 +2,7 @@
 
 import platform
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_splits_are_by_name_and_about_a_sixteenth() -> None:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library of a few modules, some of which are left out."""
+    """A library of a few modules, some of which must be left out."""
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "lib"
     for number in range(60):
@@ -59,7 +60,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("test/bad.py", "site-packages/other.py", "config-3.11/built.py", "_sysconfigdata_linux.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret = (")
-    monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
     return folder
 
 
@@ -76,13 +77,13 @@ def test_a_library(library: Path) -> None:
 @pytest.mark.parametrize("content", [b"x = (", b"\xff = 1", b"  a\n b\n"])
 def test_a_module_that_is_no_python_is_named(library: Path, content: bytes) -> None:
     (library / "broken.py").write_bytes(content)
-    with pytest.raises(LabError, match=r"broken\.py is no Python"):
+    with pytest.raises(LabError, match=r"broken\.py is not Python"):
         prepare(stdlib.plan(), processes=1, quiet=True)
 
 
 def test_a_python_without_its_source(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(stdlib.sysconfig, "get_path", lambda name: str(tmp_path / "empty"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "empty"))
     plan: Plan = stdlib.plan()
     with pytest.raises(LabError, match="has no modules"):
         prepare(plan, processes=1, quiet=True)

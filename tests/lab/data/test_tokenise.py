@@ -1,10 +1,9 @@
-"""The fast tokens are those of NLTK, called as the paper's script calls it."""
+"""The fast tokeniser gives the tokens of NLTK, called as in the paper's script."""
 
 import itertools
 import json
 import lzma
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import tokenise
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import MARK, Tokeniser, find_punkt, tokeniser
-from tests.lab.data.english import REAL, write_model
+from tests.lab.data.english import PUNKT, REAL, write_model, zipped_model
+from tests.lab.data.serving import internet
 
 MODEL = "tokenizers/punkt_tab/english"
 
@@ -30,7 +29,7 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def literal(text: str) -> list[str]:
-    """The paper's script: sentences, words, a line break after each sentence, lower case at the end."""
+    """Do what the paper's script does: sentences, words, a line break after each sentence, at last lower case."""
     import nltk
 
     tokens = []
@@ -45,24 +44,8 @@ PIECES = [
     *(" ", "  ", "\n", "\r\n", "\t", "\xa0", "\x0b", "\x1c", "\x85", "\u2028", "\u3000", "\0", "\ufeff"),
     *("''", '""', "``", "--", "---", "...", ". . .", ".)", '."', ".'", ".”", '?"', "!'", ").", "'.", '".', ",,", ":,"),
     *("cannot", "Gimme", "gonna", "wanna", "d'ye", "more'n", "'tis", "'Twas", "'s", "'ll", "n't", "N'T", "'re", "'D"),
-    *(
-        "Mr.",
-        "U.S.",
-        "e.g.",
-        "A.",
-        "1.",
-        "3.14",
-        "1,000",
-        "10:30",
-        "The",
-        "He",
-        "word",
-        "WORD",
-        "naïve",
-        "İΣ",
-        "e\u0301",
-    ),
-    *(" the ", " He ", ". ", "? ", '" ', " '", ' "', ", ", MARK, f" {MARK} "),
+    *("Mr.", "U.S.", "e.g.", "A.", "1.", "3.14", "1,000", "10:30", "The", "He", "word", "WORD", "naïve", "İΣ"),
+    *("e\u0301", " the ", " He ", ". ", "? ", '" ', " '", ' "', ", ", MARK, f" {MARK} "),
 ]
 texts = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
@@ -91,10 +74,8 @@ def test_hard_texts(text: str) -> None:
     assert Tokeniser().tokens(text) == literal(text)
 
 
-def test_a_tokeniser_that_forgets_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenise, "REMEMBERED", 5)
-    monkeypatch.setattr(tokenise, "TOGETHER", 3)
-    forgetful = Tokeniser()
+def test_a_tokeniser_that_forgets_gives_the_same() -> None:
+    forgetful = Tokeniser(remembered=5, together=3)
     for text in ("The cat sat. He ran away!", "The dog sat. He, too, ran away.", "The cat sat. He ran away!"):
         assert forgetful.tokens(text) == literal(text)
         assert len(forgetful._known) < 30
@@ -120,40 +101,21 @@ def test_real_news() -> None:
             assert fresh.tokens(text) == literal(text)
 
 
-def test_the_model_is_found_in_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
+def test_the_model_is_found_in_the_data_root(tmp_path: Path, no_model: None) -> None:
     write_model(tmp_path)
     find_punkt(tmp_path)
     assert " ".join(Tokeniser().tokens("Mr. Holmes ran. He fell.")) == "mr. holmes ran . <eos> he fell . <eos>"
 
 
-def test_what_is_missing_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    write_model(tmp_path / "server")
-    fetched = []
-
-    def fetch(url: str, path: Path, quiet: bool) -> None:
-        fetched.append(url)
-        path.parent.mkdir(parents=True)
-        with zipfile.ZipFile(path, "w") as archive:
-            for file in (tmp_path / "server" / "nltk_data" / MODEL).iterdir():
-                archive.write(file, f"punkt_tab/english/{file.name}")
-
-    monkeypatch.setattr(nltk.data, "path", [])
-    monkeypatch.setattr(tokenise, "download", fetch)
-    find_punkt(tmp_path / "data")
-    find_punkt(tmp_path / "data")
-    assert fetched == [tokenise.PUNKT_ADDRESS]
+def test_what_is_missing_is_downloaded_once(tmp_path: Path, no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with internet({PUNKT: zipped_model()}, monkeypatch) as server:
+        find_punkt(tmp_path / "data", quiet=True)
+        find_punkt(tmp_path / "data", quiet=True)
+    assert server.asked == [PUNKT]
     assert " ".join(Tokeniser().tokens("Mr. Holmes ran.")) == "mr. holmes ran . <eos>"
 
 
-def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [])
+def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, no_model: None) -> None:
     write_model(tmp_path)
     (tmp_path / "nltk_data" / MODEL / "collocations.tab").unlink()
     find_punkt(tmp_path)

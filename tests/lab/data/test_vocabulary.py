@@ -1,4 +1,4 @@
-"""Ids by frequency, against a version that counts the plain words."""
+"""Ids are ordered by frequency, as in a slow version that counts the words themselves."""
 
 from collections import Counter
 from pathlib import Path
@@ -49,7 +49,7 @@ def literal(
 
 
 def gather(folder: Path, texts: Documents, together: int) -> Gathered:
-    """As pieces of work of `together` documents."""
+    """Gather the documents in pieces of work of `together` documents each."""
     gathered = Gathered(folder)
     for start in range(0, len(texts), together):
         found: dict[str, Encoded] = {}
@@ -103,7 +103,7 @@ def test_documents_keep_their_beginnings_and_days(tmp_path: Path) -> None:
 
 def test_memory_grows_with_the_words_not_with_the_work(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path)
-    for words in (1000, 1010, *[1010] * 5):  # the second makes room for more than there are
+    for words in (1000, 1010, *[1010] * 5):  # the second makes the arrays grow by half
         encoded = Encoded()
         encoded.add(str(number) for number in range(words))
         gathered.add("train", encoded)

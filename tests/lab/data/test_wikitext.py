@@ -1,32 +1,33 @@
-"""WikiText: the real one where it is at hand, and small ones with something wrong."""
+"""WikiText: the real corpus where it is at hand, and small ones, some with something wrong."""
 
 import lzma
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import wikitext
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
-from hebbian_softmax.lab.data.wikitext import Official
+from hebbian_softmax.lab.data.wikitext import Official, plan
 from tests.lab.data.english import REAL
+from tests.lab.data.serving import internet
 
-OFFICIAL = wikitext.OFFICIAL["wikitext-2"]
+SMALL = Official("wikitext-2", (12, 3, 3), 7)
 TRAIN = " \n = A title = \n \n the cat \u2028 \r <unk> the \n"  # another separator inside a line is no end of it
 TEXTS = {"train": TRAIN, "valid": " the cat \n", "test": " the <unk> \n"}
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty data root, in a world without any file to download."""
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", Official("wikitext-2", (12, 3, 3), 7))
-    monkeypatch.setattr(wikitext, "ADDRESS", "ftp://nowhere/")  # which is refused without a try
     (tmp_path / "data" / "wikitext-2").mkdir(parents=True)
-    return tmp_path / "data"
+    with internet({}, monkeypatch):
+        yield tmp_path / "data"
 
 
 def write_zip(path: Path, texts: dict[str, bytes]) -> None:
@@ -40,7 +41,7 @@ def as_bytes(**changes: bytes) -> dict[str, bytes]:
 
 
 def read() -> Corpus:
-    return prepare(wikitext.plan("wikitext-2"), processes=1, quiet=True)[0]
+    return prepare(plan(SMALL), processes=1, quiet=True)[0]
 
 
 def assert_right(corpus: Corpus) -> None:
@@ -66,13 +67,13 @@ def test_texts_in_a_folder(root: Path, packed: bool) -> None:
     assert_right(read())
 
 
-def test_by_name_it_is_prepared_when_it_is_wanted(root: Path) -> None:
+def test_by_name_it_is_used_as_it_is(root: Path) -> None:
     write_zip(root / "wikitext-2-v1.zip", as_bytes())
-    assert_right(load_corpus("wikitext-2", quiet=True))
+    assert_right(read())
     write_zip(root / "wikitext-2-v1.zip", as_bytes(test=b" the \n"))
-    assert_right(load_corpus("wikitext-2", quiet=True))  # used as it is
+    assert_right(load_corpus("wikitext-2", quiet=True))  # a run does not look at changed sources
     with pytest.raises(LabError, match="not wikitext-2"):
-        read()  # made again, and what it was made from refused
+        read()  # makes it again from the changed source, which is refused
     assert_right(load_corpus("wikitext-2", quiet=True))
     (root / "wikitext-2-v1.zip").unlink()
     (root / "wikitext-2" / "wiki.test.tokens").write_bytes(b"of no use alone")
@@ -139,7 +140,6 @@ def test_other_counts_are_another_corpus(root: Path) -> None:
 @pytest.mark.skipif(not (REAL / "wikitext-2").is_dir(), reason="no ../shared/data/wikitext-2")
 def test_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_DATA", str(REAL))
-    monkeypatch.setitem(wikitext.OFFICIAL, "wikitext-2", OFFICIAL)
     corpus = load_corpus("wikitext-2", quiet=True)
     assert {split: len(ids) for split, ids in corpus.splits.items()} == {
         "train": 2_088_628,

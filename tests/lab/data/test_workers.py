@@ -1,4 +1,4 @@
-"""Work on several processes gives what one gives, stops where it must, and leaves nobody behind."""
+"""Several processes give the results of one, stop when they must, and leave no process behind."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from hebbian_softmax.lab.data.workers import AHEAD, cores, in_order
 
 
 def square(number: int) -> int:
-    time.sleep(0.02 * (number % 3))  # later ones are done earlier
+    time.sleep(0.02 * (number % 3))  # so that results come out of order
     return number * number
 
 
@@ -56,7 +56,7 @@ def test_few_inputs_are_taken_ahead() -> None:
 
 
 def test_who_stops_does_not_wait_for_work_under_way() -> None:
-    began, others = time.monotonic(), set(multiprocessing.active_children())  # of other tests
+    began, others = time.monotonic(), set(multiprocessing.active_children())  # started by other tests
     results = in_order(wait_long, range(10), 2)
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
@@ -82,9 +82,9 @@ def test_workers_end_with_a_killed_parent() -> None:
         "import os, time\n"
         "from hebbian_softmax.lab.data.workers import in_order\n"
         "def work(number):\n"
-        "    os.write(1, b'working\\n')\n"  # in one piece: two workers print at once
+        "    os.write(1, b'working\\n')\n"  # in one piece, because two workers print at the same time
         "    time.sleep(25)\n"
-        "    os._exit(1)\n"  # one that outlives its parent ends here, so that the test does
+        "    os._exit(1)\n"  # a worker that outlives its parent ends here, so that the test ends
         "list(in_order(work, range(2), 2))\n"
     )
     began = time.monotonic()
@@ -92,7 +92,7 @@ def test_workers_end_with_a_killed_parent() -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline() == parent.stdout.readline() == "working\n"
         parent.kill()
-        assert parent.stdout.read() == ""  # comes once no worker holds the pipe's other end any more
+        assert parent.stdout.read() == ""  # returns once no worker holds the other end of the pipe
     assert time.monotonic() - began < 20
 
 

@@ -1,10 +1,7 @@
-"""`hebbian compare glyphs`: what it leaves behind, how it goes on after a kill, what it says."""
+"""`hebbian compare` on images: what it leaves behind, how it goes on after a kill, what it says."""
 
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,26 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import open_run
-from hebbian_softmax.lab.images import compare as images
-from hebbian_softmax.lab.images import learner
-from hebbian_softmax.lab.images.bars import Bars
-from hebbian_softmax.lab.images.compare import Comparison, GlyphsSettings, OmniglotSettings, suggest, summarize
-from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.compare import NAMES, Comparison, ContendersProgress, suggest, summarize
+from hebbian_softmax.lab.images.curriculum import CurriculumSettings, History
 from hebbian_softmax.lab.images.fleet import Threads
-from tests.lab.images.toyset import toy_set
+from hebbian_softmax.lab.images.omniglot import OmniglotSettings
+from tests.lab.base.test_progress import Terminal, plain_text
+from tests.lab.images.toys import compare_toys, toy_set
+from tests.lab.processes import start, wait_for
 from tests.lab.test_cli import call, error_line
 
-SMALL = ["compare", "glyphs", "--steps", "50", "--filters", "4", "--device", "cpu"]
+SMALL = ["compare", "toy", "--steps", "50", "--filters", "4", "--device", "cpu"]
 FILES = {"config.json", "log.jsonl", "checkpoint.pt", "result.json", "curriculum.png", "page.html"}
-
-
-@pytest.fixture(autouse=True)
-def _toy_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "make_glyphs", lambda **_: toy_set())
-    monkeypatch.setattr(images, "load_omniglot", lambda *_, **__: toy_set())
-    monkeypatch.setattr(learner, "BATCH", 4)
 
 
 def metrics(run: Path) -> dict[str, Any]:
@@ -54,12 +43,12 @@ def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys
     assert len(metrics(run)["hebbian"]["classes"]) == 2
 
 
-def test_omniglot_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("compare", "omniglot", *SMALL[2:], "--steps", "25", "--json", "--quiet", "--runs", tmp_path) == 0
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL, "--steps", "25", "--json", "--quiet", "--runs", tmp_path) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["settings"]["data_root"] == ""
     assert result["metrics"]["plain"]["reached"] >= 30
-    assert "Omniglot" in result["title"]
+    assert result["title"] == "Plain and Hebbian softmax on the Toy curriculum"
 
 
 def test_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +72,7 @@ def test_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--steps", "0"], 2, "--steps: must be a whole number from 1"),
         (["--device", "tpu"], 2, "--device: must be one of auto, cpu, cuda"),
         (["--gamma", "1.5"], 2, "--gamma: must be a number from 0 to 1"),
-        (["--classes", "61"], 1, "glyphs has 60 classes, not 61"),
+        (["--classes", "61"], 1, "toy has 60 classes, not 61"),
         (["--runs", "/proc/nowhere"], 1, "cannot write /proc/nowhere"),
     ],
 )
@@ -102,16 +91,13 @@ def test_without_a_gpu_cuda_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_cannot_be_read_leave_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise LabError("images_background.zip is not the official archive")
-
-    monkeypatch.setattr(images, "load_omniglot", fail)
-    assert call("compare", "omniglot", *SMALL[2:], "--quiet", "--runs", tmp_path) == 1
-    assert "not the official archive" in error_line(capsys)
-    assert not list(tmp_path.iterdir())
+def test_data_that_cannot_be_read_leave_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("images_background.zip", "images_evaluation.zip"):
+        (tmp_path / name).write_bytes(b"not an archive")
+    command = ["compare", "omniglot", *SMALL[2:], "--quiet", "--data-root", tmp_path, "--runs", tmp_path / "runs"]
+    assert call(*command) == 1
+    assert "images_background.zip cannot be read" in error_line(capsys)
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_without_matplotlib_nothing_is_started(
@@ -127,28 +113,22 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys
     longer = [*SMALL[:2], "--steps", "75", *SMALL[4:], "--quiet"]
     assert call(*longer, "--runs", tmp_path / "whole") == 0
     (whole,) = (tmp_path / "whole").iterdir()
-    command = [sys.executable, "-m", "tests.lab.images.toy_compare", *longer, "--runs", str(tmp_path / "killed")]
-    chance = random.Random(5)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "killed").glob("*/checkpoint.pt")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
+    process = start(compare_toys, [*longer, "--runs", str(tmp_path / "killed")])
+    wait_for(tmp_path / "killed", "*/checkpoint.pt", process)
+    time.sleep(random.Random(5).uniform(0, 0.2))
+    process.kill()
+    process.join()
     (killed,) = (tmp_path / "killed").iterdir()
     checkpoint = open_run(killed).load_checkpoint()
     assert checkpoint is not None
     assert 0 < checkpoint["step"] < 75
     capsys.readouterr()
-    assert call("compare", "glyphs", "--quiet", "--resume", killed, "--seed", "1") == 1
+    assert call("compare", "toy", "--quiet", "--resume", killed, "--seed", "1") == 1
     assert "was started with seed = 0, not 1" in error_line(capsys)
-    assert call("compare", "glyphs", "--quiet", "--resume", killed) == 0
+    assert call("compare", "toy", "--quiet", "--resume", killed) == 0
     assert metrics(killed) == metrics(whole)
     ends = [open_run(run).load_checkpoint()["task"] for run in (killed, whole)]  # type: ignore[index]
-    for name in images.NAMES:
+    for name in NAMES:
         for part in ("network", "head"):
             one, other = (end[name]["learner"][part] for end in ends)
             assert all(torch.equal(one[key], other[key]) for key in one)
@@ -157,7 +137,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys
 
 
 def test_threads_change_nothing() -> None:
-    settings = GlyphsSettings(filters=4, device="cpu", softmax="active")
+    settings = CurriculumSettings(filters=4, device="cpu", softmax="active")
     outcomes = []
     for most in (1, 2):
         with Threads("cpu", most) as threads:
@@ -170,7 +150,7 @@ def test_threads_change_nothing() -> None:
 
 def test_the_summary_is_honest() -> None:
     slow, fast = History(30, [0.5, 0.7], [30, 35]), History(30, [0.7, 0.7], [35, 40])
-    settings = GlyphsSettings(steps=50)
+    settings = CurriculumSettings(steps=50)
     words = summarize({"plain": slow, "hebbian": fast}, settings)
     assert "plain softmax learned its way up to 35 classes, Hebbian softmax to 40" in words
     assert "Hebbian softmax had 35 classes after 25 steps, plain softmax after 50." in words
@@ -181,7 +161,7 @@ def test_the_summary_is_honest() -> None:
     short = History(30, [0.5], [30])
     assert "neither got beyond the 30 classes it began with" in summarize({"plain": short, "hebbian": short}, settings)
     assert "Hebbian softmax to 30" in summarize({"plain": slow, "hebbian": short}, settings)
-    active = GlyphsSettings(steps=50, softmax="active")
+    active = CurriculumSettings(steps=50, softmax="active")
     assert "Both chose among the classes that have come so far." in summarize({"plain": fast, "hebbian": slow}, active)
 
 
@@ -191,33 +171,15 @@ def test_suggestions_keep_what_they_do_not_vary() -> None:
     assert second.startswith("hebbian compare omniglot --steps 6000 --gamma 0.3 --data-root here  #")
 
 
-class Terminal:
-    """A stream that says it is a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
-def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal = Terminal()
-    with Bars("glyphs", contenders=images.NAMES, total=100, stream=terminal) as progress:  # type: ignore[arg-type]
+def test_bars_on_a_terminal(terminal: Terminal) -> None:
+    with ContendersProgress("glyphs", total=100, stream=terminal) as progress:
         progress.update(25, {"plain_loss": 1.0})
-        progress._drawn = 0.0
         both = {"plain_classes": 35, "plain_accuracy": 0.61, "hebbian_classes": 60, "hebbian_accuracy": 0.5}
         progress.update(50, {**both, "hebbian_level_steps": 25})
-    last = terminal.text.split("\x1b[2A")[-1].replace("\x1b[K", "").splitlines()
-    assert last[0].startswith("glyphs            [########--------] 50/100 steps")
-    assert last[1] == "  plain softmax   [#####-----------] 35 classes, 61 % right"
-    assert last[2] == "  Hebbian softmax [#########-------] 60 classes, 50 % right, 25 steps a level"
-    assert terminal.text.count("\x1b[2A") == 2
+    first, plain, hebbian = plain_text(terminal)[-3:]
+    assert first.split() == ["glyphs", "━" * 8, "50/100", "steps"]
+    assert plain.startswith("  plain softmax   ━")
+    assert plain.endswith(" 35 classes, 61 % right")
+    assert hebbian.startswith("  Hebbian softmax ━")
+    assert hebbian.endswith(" 60 classes, 50 % right, 25 steps a level")
+    assert hebbian.count("━") > plain.count("━")  # on one scale

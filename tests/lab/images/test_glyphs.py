@@ -9,9 +9,19 @@ import torch
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.images import fonts, glyphs
-from hebbian_softmax.lab.images.fonts import Bitmaps, distances, render_faces, shapes
-from hebbian_softmax.lab.images.glyphs import choose, distort, draw, make_glyphs, places
+from hebbian_softmax.lab.images import glyphs
+from hebbian_softmax.lab.images.glyphs import (
+    Bitmaps,
+    choose,
+    distances,
+    distort,
+    draw,
+    make_anew,
+    make_glyphs,
+    places,
+    render_faces,
+    shapes,
+)
 from tests.lab.base.test_files import names
 
 
@@ -56,23 +66,23 @@ def test_classes_keep_their_distance(faces: list[Bitmaps], classes: dict[int, li
     codes, distance = distances(faces)
     where = [codes.index(code) for code in classes]
     among = distance[where][:, where].fill_diagonal_(torch.inf)
-    assert among.min() >= fonts.APART
+    assert among.min() >= glyphs.APART
     assert torch.equal(distance, distance.T)
     assert distance.diagonal().abs().max() < 1e-6
 
 
 def test_characters_fill_the_same_frame_in_the_middle(faces: list[Bitmaps]) -> None:
-    """Also those that are tiny in the font, and none is cut or blank."""
+    """Characters that are tiny in the font fill it as well, and none is cut or blank."""
     for face in faces:
         ink = face.cells > 64
         across, down = ink.any(1), ink.any(2)
         longer = torch.maximum(across.sum(1), down.sum(1))
         assert (longer > 0).all()
-        span = [fonts.CELL - side.flip(1).int().argmax(1) - side.int().argmax(1) for side in (across, down)]
-        offset = [fonts.CELL - side.flip(1).int().argmax(1) + side.int().argmax(1) for side in (across, down)]
-        assert (torch.maximum(*span) - fonts.LONG_SIDE).abs().float().quantile(0.99) <= 3
+        span = [glyphs.CELL - side.flip(1).int().argmax(1) - side.int().argmax(1) for side in (across, down)]
+        offset = [glyphs.CELL - side.flip(1).int().argmax(1) + side.int().argmax(1) for side in (across, down)]
+        assert (torch.maximum(*span) - glyphs.LONG_SIDE).abs().float().quantile(0.99) <= 3
         for middle in offset:
-            assert (middle - fonts.CELL).abs().float().quantile(0.99) <= 3
+            assert (middle - glyphs.CELL).abs().float().quantile(0.99) <= 3
         assert not ink[:, [0, -1]].any()
         assert not ink[:, :, [0, -1]].any()
 
@@ -94,13 +104,12 @@ def test_drawings_are_of_eight_faces_or_more_used_evenly(faces: list[Bitmaps], c
     assert ((tested / (tested + trained) - 0.25).abs() < 0.1).all()
 
 
-def test_the_seed_decides_the_bits(faces: list[Bitmaps], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_decides_the_bits(faces: list[Bitmaps]) -> None:
     codes = [ord(character) for character in "AEQijж≤"]
     first = draw(faces, codes, seed=1, quiet=True)
     assert first.shape == (7, 20, 28, 28)
     assert first.dtype == torch.uint8
-    monkeypatch.setattr(glyphs, "CHUNK", 33)
-    assert torch.equal(first, draw(faces, codes, seed=1, quiet=True))
+    assert torch.equal(first, draw(faces, codes, seed=1, quiet=True, chunk=33))
     assert not torch.equal(first, draw(faces, codes, seed=2, quiet=True))
     assert len({drawing.numpy().tobytes() for drawing in first.flatten(0, 1)}) == 140
 
@@ -118,7 +127,7 @@ def test_without_distortion_a_drawing_is_the_bitmap_made_smaller(faces: list[Bit
 
 
 def test_distortions_keep_to_their_limits() -> None:
-    """Without bends: the corners of the frame move by what angle, slant, stretch and shift allow."""
+    """The affine part stays within the limits of angle, slant and stretch."""
     coefficients = places(5000, torch.Generator().manual_seed(0))
     of_x, of_y = coefficients[:, :, glyphs.ONE, glyphs.LINE], coefficients[:, :, glyphs.LINE, glyphs.ONE]
     determinant = of_x[:, 0] * of_y[:, 1] - of_x[:, 1] * of_y[:, 0]
@@ -137,22 +146,26 @@ def test_every_drawing_has_ink_and_keeps_most_of_it_in_the_frame(
     assert border.mean() / images.sum((2, 3)).mean() < 0.01
 
 
-def small(monkeypatch: pytest.MonkeyPatch, faces: list[Bitmaps]) -> None:
-    monkeypatch.setattr(glyphs, "render_faces", lambda progress: faces)
-    monkeypatch.setattr(glyphs, "shapes", lambda faces: {ord("A"): [ord("A"), ord("А")], ord("E"): [ord("E")]})
+def test_made_once_for_each_seed(faces: list[Bitmaps], tmp_path: Path) -> None:
+    wanted = [ord(character) for character in "AEА"]
+    few = []
+    for face in faces:
+        rows = [row for row, code in enumerate(face.codes) if code in wanted]
+        few.append(Bitmaps([face.codes[row] for row in rows], face.cells[rows]))
+    made = []
 
+    def make(seed: int, folder: Path) -> str:
+        found = make_glyphs(seed, cache_dir=folder, quiet=True, render=lambda progress: made.append(seed) or few)
+        assert found.name == "glyphs"
+        assert found.class_names == ["AА", "E"]
+        return found.identity
 
-def test_made_once_for_each_seed(faces: list[Bitmaps], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch, faces)
-    first = make_glyphs(cache_dir=tmp_path, quiet=True)
-    assert first.name == "glyphs"
-    assert first.class_names == ["AА", "E"]
-    assert make_glyphs(1, cache_dir=tmp_path, quiet=True).identity != first.identity
+    first = make(0, tmp_path)
+    assert make(1, tmp_path) != first
     assert len(names(tmp_path)) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(glyphs, "render_faces", None)
-        assert make_glyphs(0, cache_dir=tmp_path, quiet=True).identity == first.identity
-    assert make_glyphs(0, cache_dir=tmp_path / "other", quiet=True).identity == first.identity
+    assert make(0, tmp_path) == first
+    assert made == [0, 1]
+    assert make(0, tmp_path / "other") == first
 
 
 @pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("PIL", "Pillow")])
@@ -175,10 +188,10 @@ def test_a_matplotlib_without_its_fonts(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_the_whole_set_does_not_hang_on_the_number_of_threads() -> None:
-    first = glyphs._make(0, quiet=True)
+    first = make_anew(0, True, render_faces)
     assert len(first.images) == len(first.class_names) >= 1000
     torch.set_num_threads(2)
     try:
-        assert glyphs._make(0, quiet=True).identity == first.identity
+        assert make_anew(0, True, render_faces).identity == first.identity
     finally:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Omniglot: the real archives where they are at hand, and small ones with something wrong."""
+"""Omniglot: the real archives if they are at hand, and small ones with something wrong."""
 
 import contextlib
 import dataclasses
@@ -18,19 +18,24 @@ import torch
 from PIL import Image
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.images import omniglot
-from hebbian_softmax.lab.images.omniglot import Archive, load_omniglot, resize
+from hebbian_softmax.lab.images.data import ImageSet
+from hebbian_softmax.lab.images.omniglot import ARCHIVES, load_omniglot, resize
 from tests import SHARED
 from tests.lab.base.test_files import names
 
 REAL = SHARED / "data"
-CLASSES = (range(1, 4), range(4, 6))  # of the small archives
+CLASSES = (range(1, 4), range(4, 6))
+SMALL = tuple(
+    dataclasses.replace(archive, classes=classes, address="http://127.0.0.1:9/")  # nobody is there
+    for archive, classes in zip(ARCHIVES, CLASSES, strict=True)
+)
+"""Archives of five classes in place of 1,623."""
 
 Members = dict[str, bytes]
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Ink where `pixels` are true, which is 0 in the file."""
+    """Return a PNG with ink, which is 0 in the file, where `pixels` are true."""
     buffer = io.BytesIO()
     Image.fromarray(~pixels).save(buffer, "png")
     return buffer.getvalue()
@@ -42,7 +47,7 @@ def drawing(number: int, which: int) -> bytes:
 
 
 def members(folder: str, classes: range) -> Members:
-    """In an order and with company that must not matter."""
+    """Return the files of an archive in an unusual order and with others among them, which must not matter."""
     found: Members = {f"{folder}/": b"", f"{folder}/.DS_Store": b"x", "__MACOSX/._x.png": b"y"}
     for number in reversed(classes):
         for which in range(20, 0, -1):
@@ -60,26 +65,14 @@ def write_zip(path: Path, content: Members) -> None:
 
 
 @pytest.fixture
-def archives(monkeypatch: pytest.MonkeyPatch) -> tuple[Archive, ...]:
-    """Five classes in place of 1,623."""
-    official = omniglot.ARCHIVES
-    small = tuple(
-        dataclasses.replace(archive, classes=classes) for archive, classes in zip(official, CLASSES, strict=True)
-    )
-    monkeypatch.setattr(omniglot, "ARCHIVES", small)
-    monkeypatch.setattr(omniglot, "ADDRESS", "http://127.0.0.1:9/")  # nobody is there
-    return small
-
-
-@pytest.fixture
-def root(tmp_path: Path, archives: tuple[Archive, ...]) -> Path:
-    for archive in archives:
+def root(tmp_path: Path) -> Path:
+    for archive in SMALL:
         write_zip(tmp_path / "data" / "omniglot" / archive.name, members(archive.folder, archive.classes))
     return tmp_path / "data"
 
 
-def load(root: Path) -> omniglot.ImageSet:
-    return load_omniglot(str(root), cache_dir=root.parent / "cache", quiet=True)
+def load(root: Path) -> ImageSet:
+    return load_omniglot(str(root), cache_dir=root.parent / "cache", quiet=True, archives=SMALL)
 
 
 def test_classes_and_drawings_come_in_the_order_of_their_numbers(root: Path) -> None:
@@ -108,14 +101,14 @@ def test_found_in_the_root_itself_by_the_environment_too(root: Path, monkeypatch
     for path in (root / "omniglot").iterdir():
         path.rename(root / path.name)
     monkeypatch.setenv("HEBBIAN_DATA", str(root))
-    assert load_omniglot(cache_dir=root / "other", quiet=True).identity == identity
+    assert load_omniglot(cache_dir=root / "other", quiet=True, archives=SMALL).identity == identity
 
 
-def test_read_once_until_an_archive_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_once_until_an_archive_changes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = load(root)
-    with monkeypatch.context() as patch:
-        patch.setattr(omniglot, "read_archive", None)
-        assert load(root).identity == first.identity
+    again = load_omniglot(str(root), cache_dir=root.parent / "cache", archives=SMALL)
+    assert again.identity == first.identity
+    assert capsys.readouterr().err == ""  # it would tell the progress of reading
     changed = members("images_evaluation", CLASSES[1]) | {
         "images_evaluation/Alphabet_5/character01/0004_01.png": drawing(1, 1)
     }
@@ -126,7 +119,7 @@ def test_read_once_until_an_archive_changes(root: Path, monkeypatch: pytest.Monk
 
 
 def test_progress_counts_drawings(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_omniglot(str(root), cache_dir=root / "cache")
+    load_omniglot(str(root), cache_dir=root / "cache", archives=SMALL)
     assert capsys.readouterr().err == "omniglot: 100/100 drawings\n"
 
 
@@ -220,27 +213,24 @@ def served(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_what_is_not_there_is_downloaded_and_must_have_the_checksum(
-    root: Path, archives: tuple[Archive, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there_is_downloaded_and_must_have_the_checksum(root: Path, tmp_path: Path) -> None:
     identity = load(root).identity
     empty = tmp_path / "empty"
     empty.mkdir()
     with served(root / "omniglot") as address:
-        monkeypatch.setattr(omniglot, "ADDRESS", address)
-        with pytest.raises(LabError, match=f"expected {archives[0].sha256}"):
-            load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True)
+        there = tuple(dataclasses.replace(archive, address=address) for archive in SMALL)
+        with pytest.raises(LabError, match=f"expected {SMALL[0].sha256}"):
+            load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True, archives=there)
         assert names(empty / "omniglot") == set()
-        known = [
+        known = tuple(
             dataclasses.replace(
                 archive, sha256=hashlib.sha256((root / "omniglot" / archive.name).read_bytes()).hexdigest()
             )
-            for archive in archives
-        ]
-        monkeypatch.setattr(omniglot, "ARCHIVES", tuple(known))
-        found = load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True)
+            for archive in there
+        )
+        found = load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True, archives=known)
     assert found.identity == identity
-    assert names(empty / "omniglot") == {archive.name for archive in archives}
+    assert names(empty / "omniglot") == {archive.name for archive in SMALL}
 
 
 @pytest.mark.skipif(not (REAL / "omniglot").is_dir(), reason="no ../shared/data/omniglot")

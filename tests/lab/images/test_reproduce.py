@@ -1,4 +1,4 @@
-"""`hebbian reproduce omniglot` in miniature: all parts, their tables and figures, stopped and resumed."""
+"""`hebbian reproduce` on images in miniature: all parts, their tables and figures, stopped and resumed."""
 
 import json
 from pathlib import Path
@@ -6,41 +6,40 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.runs import open_run
-from hebbian_softmax.lab.images import learner, variants
-from hebbian_softmax.lab.images import reproduce as omniglot
 from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.learner import Method
-from hebbian_softmax.lab.images.reproduce import Settings, compare
+from hebbian_softmax.lab.images.reproduce import (
+    RATES,
+    TRIALS,
+    Settings,
+    best,
+    compare,
+    hebbian_settings,
+    plain_settings,
+)
 from hebbian_softmax.lab.images.tables import tabulate_milestones
-from tests.lab.images.toyset import toy_set
+from tests.lab.images import toys  # which offers `reproduce toy`
 from tests.lab.test_cli import call, error_line
 
 SMALL = [
-    *("reproduce", "omniglot", "--seeds", "1", "--steps", "25", "--target", "35", "--tuning-seeds", "1"),
+    *("reproduce", toys.TOY.name, "--seeds", "1", "--steps", "25", "--target", "35", "--tuning-seeds", "1"),
     *("--tuning-trials", "2", "--beyond-steps", "25", "--filters", "2", "--device", "cpu", "--quiet"),
 ]
 
 
-@pytest.fixture(autouse=True)
-def _toy_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(omniglot, "load_omniglot", lambda *_, **__: toy_set(40))
-    monkeypatch.setattr(learner, "BATCH", 4)
-    monkeypatch.setattr(variants, "RATES", (1e-3, 8e-3))
-
-
 def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*SMALL, "--runs", tmp_path, "--budget", "0.5") == 1  # stops, with some trials stored
+    assert call(*SMALL, "--runs", tmp_path, "--budget", "0.2") == 1  # stops, perhaps with some trials stored
     message = error_line(capsys)
-    assert "the budget of 0.5 s is used up" in message
+    assert "the budget of 0.2 s is used up" in message
     (run,) = tmp_path.iterdir()
-    assert f"reproduce omniglot --resume {run}" in message
+    assert f"reproduce toy --resume {run}" in message
     assert not (run / "result.json").exists()
     config = json.loads((run / "config.json").read_bytes())
     config["settings"]["budget"] = 0.0
     (run / "config.json").write_text(json.dumps(config))
 
     stored = {path: path.stat().st_mtime_ns for path in run.glob("trials/*.json")}
-    assert call("reproduce", "omniglot", "--quiet", "--resume", run) == 0
+    assert call("reproduce", toys.TOY.name, "--quiet", "--resume", run) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in stored.items())
     assert {"levels.png", "classes.png", "rates.png", "page.html", "trials.json"} <= {
         each.name for each in run.iterdir()
@@ -60,7 +59,7 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(result["tables"][0]["rows"]) == 4
     assert len(result["tables"][-1]["rows"]) == 15
     trials = json.loads((run / "trials.json").read_bytes())
-    assert len(trials) == 4 + 3 * 2 + len(variants.RATES) + 13
+    assert len(trials) == 4 + 3 * 2 + len(RATES) + 13
     assert "Not every seed reached 35 classes" in result["summary"]
     assert capsys.readouterr().out.count("seeds") >= 5
 
@@ -87,10 +86,10 @@ def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFix
 
 
 def test_equally_many_settings_are_tried() -> None:
-    for count in (1, 2, 5, variants.TRIALS):
-        plain, hebbian = variants.plain_settings(count), variants.hebbian_settings(count)
+    for count in (1, 2, 5, TRIALS):
+        plain, hebbian = plain_settings(count), hebbian_settings(count)
         assert len(set(plain)) == len(set(hebbian)) == count
-    assert [variants.plain_settings()[end].learning_rate for end in (0, -1)] == [1e-4, 4e-2]
+    assert [plain_settings()[end].learning_rate for end in (0, -1)] == [1e-4, 4e-2]
 
 
 def test_the_best_gets_there_first() -> None:
@@ -100,9 +99,9 @@ def test_the_best_gets_there_first() -> None:
         late: [History(30, [0.1, 0.7], [30, 40])],
         soon: [History(30, [0.7, 0.1], [40, 40])],
     }
-    assert variants.best(outcomes, 40, 50) == soon
-    assert variants.best(outcomes, 35, 50) == soon  # as soon as `never`, and further in the end
-    assert variants.best({never: outcomes[never], late: outcomes[late]}, 45, 50) == late
+    assert best(outcomes, 40, 50) == soon
+    assert best(outcomes, 35, 50) == soon  # as soon as `never`, and further in the end
+    assert best({never: outcomes[never], late: outcomes[late]}, 45, 50) == late
 
 
 def test_the_comparison_of_means_and_ranges() -> None:

@@ -1,8 +1,13 @@
 """Tables for terminals and for Markdown pages."""
 
+import io
+import sys
+
 import pytest
 
-from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, side_by_side
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.report.tables import Table, as_markdown, as_text, for_stream, side_by_side
+from tests.lab.base.test_progress import Terminal
 
 TABLE = Table("Loss", ["name", "count", "loss"], [["plain", 12345, 0.123456], ["a longer name", None, "1 ± 2"]])
 
@@ -48,3 +53,18 @@ def test_tables_of_the_same_rows_stand_side_by_side() -> None:
     assert side_by_side([one, Table("t", ["row", "a", "b"], [["x", 1, 3]])]) is None
     assert side_by_side([one, Table("t", ["row", "a", "c"], one.rows)]) is None
     assert side_by_side([one, Table("u", one.columns, one.rows)]) is None
+
+
+def test_a_terminal_gets_a_drawn_table_that_cuts_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    title, head, rule, *rows = for_stream(TABLE, terminal).splitlines()
+    assert "Loss" in title
+    assert "loss" in head
+    assert set(rule.strip()) == {"─"}
+    assert [" ".join(row.split()) for row in rows] == ["plain 12,345 0.1235", "a longer name – 1 ± 2"]
+    wide = side_by_side([TABLE] * 9)
+    assert wide is not None
+    assert for_stream(wide, terminal) == as_text(wide)
+    assert for_stream(TABLE, io.StringIO()) == as_text(TABLE)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(LabError, match="needs rich"):
+        for_stream(TABLE, terminal)

@@ -1,4 +1,4 @@
-"""Talking to whoever started the program: standard error that may be gone, and the name it was started by."""
+"""Messages to the user on standard error, which may be gone, and the words that start this program again."""
 
 import contextlib
 import os
@@ -9,17 +9,16 @@ from pathlib import Path
 
 
 def say(text: str = "") -> None:
-    """A line on standard error. That nobody reads it any more is no reason to stop working."""
+    """Print a line on standard error. If nobody reads it any more, the work still goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 def open_missing_streams() -> None:
-    """Standard output or error that were closed (`2>&-`) lead nowhere, instead of into the next file opened."""
-    if sys.stdout is None or sys.stderr is None:
-        while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass
-        os.close(handle)
+    """Let standard output and error lead nowhere if they were closed (`2>&-`).
+
+    Otherwise their numbers would go to the next files opened, and messages would end up inside these.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -27,19 +26,17 @@ def open_missing_streams() -> None:
 
 
 def drop_output() -> None:
-    """Send the rest of standard output and error nowhere, so that Python's own flush at exit does not fail."""
+    """Send the rest of the output nowhere if it cannot be written, so that Python's flush at exit does not fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream.fileno())
-                os.close(nowhere)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def program() -> str:
-    """The words that start this program again from here: `hebbian`, or its path where the shell does not find it."""
+    """Return the words that start this program from here: `hebbian`, or its path if the shell does not find it."""
     started = Path(sys.argv[0])
     if started.name == "cli.py":
         return f"{_shorter(sys.executable)} -m hebbian_softmax.lab.cli"
@@ -50,8 +47,8 @@ def program() -> str:
 
 
 def _shorter(path: str) -> str:
-    """The path as it is or from the current folder, whichever is shorter, quoted for a shell."""
-    with contextlib.suppress(OSError, ValueError):  # no current folder, another drive
+    """Return the path as given or relative to the current folder, whichever is shorter, quoted for a shell."""
+    with contextlib.suppress(OSError, ValueError):  # there may be no current folder, or one on another drive
         relative = os.path.relpath(path)
         relative = relative if os.path.dirname(relative) else os.path.join(os.curdir, relative)
         path = min(path, relative, key=len) if os.path.dirname(path) else relative

@@ -1,4 +1,4 @@
-"""The device that a setting asks for."""
+"""The choice of a device by its name in the settings."""
 
 import torch
 

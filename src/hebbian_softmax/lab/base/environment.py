@@ -1,4 +1,4 @@
-"""What a result was measured with: versions and hardware, as plain values for JSON."""
+"""The versions and the hardware that a result was measured with, as plain values for JSON."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,7 @@ import hebbian_softmax
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers depend on."""
+    """Return the versions that numbers depend on."""
     found = {
         "hebbian-softmax": hebbian_softmax.__version__,
         "python": platform.python_version(),
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, str | int | list[str]]:
-    """The processor, its usable cores, torch's threads and the GPUs in sight."""
+    """Return the processor, its usable cores, torch's threads and the visible GPUs."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return {
         "cpu": _cpu_name(),
@@ -40,25 +40,24 @@ def hardware() -> dict[str, str | int | list[str]]:
     }
 
 
-def commit() -> str:
-    """The checkout's commit, marked if changed since, or ``unknown`` where there is none.
+def commit(file: Path = Path(__file__)) -> str:
+    """Return the commit of this project's checkout, marked if changed since, or ``unknown`` if this is not one.
 
-    Installed into an environment that lies in somebody's checkout, it is not of that checkout.
+    If the package is installed inside another project's checkout, git does not track this `file` there.
     """
-    return (_git("describe", "--always", "--dirty") if _git("ls-files", Path(__file__).name) else "") or "unknown"
 
+    def git(*arguments: str) -> str:
+        try:
+            command = ["git", *arguments]
+            return subprocess.run(command, cwd=file.parent, capture_output=True, text=True).stdout.strip()
+        except OSError:  # there is no git
+            return ""
 
-def _git(*arguments: str) -> str:
-    """What it says about where this file lies; nothing where there is no git or no checkout."""
-    try:
-        command = ["git", *arguments]
-        asked = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:  # no git
-        return ""
-    return asked.stdout.strip()
+    return (git("describe", "--always", "--dirty") if git("ls-files", file.name) else "") or "unknown"
 
 
 def _cpu_name() -> str:
+    """Return the name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

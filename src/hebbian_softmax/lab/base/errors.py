@@ -1,4 +1,4 @@
-"""What can go wrong for a user, as opposed to a bug."""
+"""Errors that a user can act on, as opposed to bugs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import torch
 
 
 class LabError(Exception):
-    """Something the user can act on. The message is one line: what is wrong and what to do about it.
+    """An error that the user can act on. Its message is one line: what is wrong and what to do about it.
 
     The command line prints it without a traceback and exits with 1.
     """
@@ -18,22 +18,22 @@ class DivergedError(LabError):
 
 
 class OutOfTimeError(Exception):
-    """The time budget of a run is used up. Everything that was finished before is stored."""
+    """The time budget of a run is used up. Everything that was finished by then is stored."""
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Like KeyboardInterrupt it is no error, so that `except Exception` lets it pass."""
+    """SIGTERM came. Like KeyboardInterrupt this is not an error, so `except Exception` lets it pass."""
 
 
 def reason(error: BaseException) -> str:
-    """The type and the text of an error on one line of bearable length."""
+    """Return the type and the text of an error on one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     return text if len(text) <= 300 else text[:299] + "…"
 
 
 @contextlib.contextmanager
 def enough_memory(what: str, advice: str) -> Iterator[None]:
-    """Say in words that the device's memory is too small for `what`, and what to do about it."""
+    """Raise a `LabError` with some advice if the device's memory turns out to be too small for `what`."""
     try:
         yield
     except RuntimeError as error:
@@ -43,7 +43,7 @@ def enough_memory(what: str, advice: str) -> Iterator[None]:
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
-    """The error that says so: this one, or one during which it came (a capture that fails raises another)."""
+    """Return the error that reports missing memory: this one, or one that it followed, as after a failed capture."""
     told = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED")
     if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in told):
         return error

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and locks between processes."""
+"""Files that are either whole or absent, and locks between processes."""
 
 import contextlib
 import errno
@@ -11,16 +11,16 @@ from hebbian_softmax.lab.base.errors import LabError
 
 try:
     import fcntl
-except ImportError:  # Windows: no advisory locks, so two processes in one folder are not told apart
+except ImportError:  # Windows has no advisory locks, so two processes in one folder do not notice each other
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".writing-"
 
 
 def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write bytes, or what `content(file)` writes, so that a reader sees the old file or the new one.
+    """Write bytes, or call `content(file)` to write them, so that a reader sees the old file or the new one.
 
-    The data reach the disk before the name does, so this also holds over a power cut. If writing fails, the
+    The data reach the disk before the name does, so this also holds after a power cut. If writing fails, the
     old file stays and nothing else is left; a killed process leaves a file that `remove_temporary` finds.
     """
     try:
@@ -42,7 +42,7 @@ def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable, where the system can (Windows cannot open folders)."""
+    """Make renames in `folder` durable, if the system can (Windows cannot open folders)."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -52,14 +52,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_temporary(folder: Path, name: str | None = None) -> None:
-    """Remove what processes killed inside `write_atomic` left in `folder`: of all files, or of one called `name`."""
+    """Remove files that processes killed inside `write_atomic` left in `folder`: all, or those for `name`."""
     for path in folder.glob(TEMPORARY + "*"):
         if name is None or path.name.removeprefix(TEMPORARY).partition("-")[2] == name:
             path.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> LabError:
-    """The error to raise when writing `path` failed."""
+    """Return the error to raise when writing `path` failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LabError(f"no space left to write {path}: free some, or choose a folder on another disk")
     reason = error.strerror or str(error)
@@ -68,9 +68,9 @@ def cannot_write(path: Path, error: OSError) -> LabError:
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold an exclusive lock on an existing file or folder; the value tells whether it was got.
+    """Hold an exclusive lock on an existing file or folder, and yield whether this succeeded.
 
-    With `wait` it always is, once the other process is done. The system frees the lock when the holder dies.
+    With `wait` it always does, once the other process is done. The system frees the lock when its holder dies.
     """
     if fcntl is None:
         yield True

@@ -1,20 +1,35 @@
-"""Live progress: one line that is redrawn on a terminal, a plain line now and then anywhere else."""
+"""Live progress: bars that rich redraws on a terminal, and a plain line now and then anywhere else."""
 
-import shutil
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TextIO
+from typing import IO, Any, TextIO, cast
 
-REDRAW_SECONDS = 0.1  # on a terminal
-LINE_SECONDS = 10.0  # in a log file
-WINDOW_SECONDS = 10.0  # over which the rate is measured
+from hebbian_softmax.lab.base.extras import require
+
+REDRAW_SECONDS = 0.1  # between two drawings on a terminal
+LINE_SECONDS = 10.0  # between two lines in a log file
+WINDOW_SECONDS = 10.0  # the time over which the rate is measured
+BAR_WIDTH = 16  # columns
+LEAST_WORDS = 24  # columns that the words keep on a narrow terminal; the bar goes first
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line on a terminal: a title, a bar for `done` of `total`, and some words."""
+
+    title: str
+    done: float
+    total: float | None
+    words: Sequence[str]
 
 
 class Progress:
-    """Shows how far `label` is: done of total, rate, time left, metrics.
+    """Shows how far `label` is: the amount done, the rate, the time left, and metrics.
 
     >>> with Progress("longtail", total=2, stream=sys.stdout) as progress:
     ...     for step in (1, 2):
@@ -22,8 +37,11 @@ class Progress:
     longtail: 2/2 steps, loss 0.25
 
     `start` is the work that earlier processes did: it counts as done, not as speed. `total=None` means unknown.
-    A stream that is closed or whose reader has gone ends the progress, not the work.
+    A stream that is closed or whose reader has gone ends the progress, not the work. A subclass changes what is said
+    by overriding `words`, `line` or `bars`.
     """
+
+    redraw_seconds = REDRAW_SECONDS
 
     def __init__(
         self,
@@ -36,24 +54,24 @@ class Progress:
         stream: TextIO | None = None,
     ) -> None:
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
-        self.stream = sys.stderr if stream is None else stream
-        self.live = self._is_terminal()
+        self.stream = Forgiving(sys.stderr if stream is None else stream)
+        self.live = self.stream.is_terminal()
         self.done = start
         self.metrics: Mapping[str, float] = {}
         now = time.monotonic()
         self._samples = deque([(now, start)])
         self._drawn = now if not self.live else float("-inf")
-        self._width = 0
+        self._display = _Display(self.stream) if self.live and not quiet else None
 
     def due(self) -> bool:
-        """Whether the next `update` shows something; lets the caller skip costly metrics when not.
+        """Say whether the next `update` shows something, so that the caller can skip costly metrics when not.
 
-        It goes by the clock alone, also when quiet.
+        Only the clock decides, even if the progress is quiet: ranks that train together agree on the answer.
         """
-        return time.monotonic() - self._drawn >= (REDRAW_SECONDS if self.live else LINE_SECONDS)
+        return time.monotonic() - self._drawn >= (self.redraw_seconds if self.live else LINE_SECONDS)
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Report the state; draws only when it is time to."""
+        """Note the state, and show it if it is time to."""
         self.done = done
         self.metrics = self.metrics if metrics is None else metrics
         if self.due():
@@ -61,12 +79,14 @@ class Progress:
             self._samples.append((now, done))
             while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW_SECONDS:
                 self._samples.popleft()
-            self._write(self._line(self._rate()))
+            self._show(self._rate())
 
     def note(self, text: str) -> None:
-        """Show a line of its own, now."""
-        self._write(f"{self.label}: {text}")
-        self._end_line()
+        """Show a line of text now."""
+        if self._display is not None:
+            self._display.note(f"{self.label}: {text}")
+        elif not self.quiet:
+            print(f"{self.label}: {text}", file=self.stream, flush=True)
 
     def __enter__(self) -> "Progress":
         return self
@@ -74,60 +94,117 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the last state as a plain line."""
-        self._write(self._line(None))
-        self._end_line()
+        """Leave the last state on the terminal or in the log."""
+        self._show(None)
+        if self._display is not None:
+            self._display.stop()
+
+    def words(self, rate: float | None) -> list[str]:
+        """Return what is said: the amount done, the rate and the time left if they are known, the metrics."""
+        if self.unit == "bytes":
+            amounts = [format_bytes(value) for value in (self.done, self.total) if value is not None]
+        else:
+            amounts = [f"{value:,.0f}" for value in (self.done, self.total) if value is not None]
+        said = ["/".join(amounts) + ("" if self.unit == "bytes" else f" {self.unit}")]
+        if rate is not None:
+            said.append(f"{format_bytes(rate) if self.unit == 'bytes' else format_rate(rate)}/s")
+            if self.total is not None:
+                said.append(f"{format_seconds((self.total - self.done) / rate)} left")
+        return said + [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
+
+    def line(self, rate: float | None) -> str:
+        """Return the line for a log file."""
+        return f"{self.label}: {', '.join(self.words(rate))}"
+
+    def bars(self, rate: float | None) -> list[Bar]:
+        """Return the bars for a terminal."""
+        return [Bar(self.label, self.done, self.total, self.words(rate))]
 
     def _rate(self) -> float | None:
         (first, before), (last, after) = self._samples[0], self._samples[-1]
         return (after - before) / (last - first) if last > first and after > before else None
 
-    def _line(self, rate: float | None) -> str:
-        def amount(value: float) -> str:
-            return format_bytes(value) if self.unit == "bytes" else f"{value:,.0f}"
+    def _show(self, rate: float | None) -> None:
+        if self._display is not None:
+            self._display.draw(self.bars(rate))
+        elif not self.quiet:
+            print(self.line(rate), file=self.stream, flush=True)
 
-        suffix = "" if self.unit == "bytes" else f" {self.unit}"
-        parts = [amount(self.done) + ("" if self.total is None else f"/{amount(self.total)}") + suffix]
-        if rate is not None:
-            parts.append(f"{format_bytes(rate) if self.unit == 'bytes' else format_rate(rate)}/s")
-            if self.total is not None:
-                parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
-        parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
-        return f"{self.label}: {', '.join(parts)}"
 
-    def _write(self, line: str) -> None:
-        if self.live:
-            line = shortened(line, shutil.get_terminal_size().columns - 1)  # one that wraps could not be redrawn
-            self._print(f"\r{line:<{self._width}}", end="")
-            self._width = len(line)
-        else:
-            self._print(line)
+class Forgiving:
+    """A stream for text that nobody needs: the first error ends the writing and nothing else.
 
-    def _end_line(self) -> None:
-        if self.live:
-            self._print("")
+    An error means that the reader has gone, the disk is full, or the stream is closed or missing.
+    """
 
-    def _print(self, text: str, end: str = "\n") -> None:
-        if self.quiet:
-            return
-        try:
-            print(text, end=end, file=self.stream, flush=True)
-        except (OSError, ValueError):  # the reader has gone, the disk is full, the stream is closed
-            self.quiet = True
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream, self._broken = stream, stream is None
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
-    def _is_terminal(self) -> bool:
-        try:
-            return self.stream.isatty()
-        except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
-            self.quiet = True
-            return False
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        return bool(self._try("isatty"))
+
+    def is_terminal(self) -> bool:
+        """Say whether bars can be drawn: on a terminal that moves its cursor and has no bars yet."""
+        dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        return self.isatty() and not dumb and not hasattr(self._stream, "rich_proxied_file")
+
+    def _try(self, method: str, *arguments: str) -> Any:
+        if not self._broken:
+            try:
+                return getattr(self._stream, method)(*arguments)
+            except (AttributeError, OSError, ValueError):
+                self._broken = True
+        return None
+
+
+class _Display:
+    """Bars on a terminal. Text written to standard error meanwhile appears above them."""
+
+    def __init__(self, stream: Forgiving) -> None:
+        require("rich")
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=cast(IO[str], stream), highlight=False, markup=False, emoji=False)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+
+    def draw(self, bars: Sequence[Bar]) -> None:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width = max(len(bar.title) for bar in bars)
+        space = self._console.width - width - 2
+        with_bars = space - BAR_WIDTH >= LEAST_WORDS
+        grid = Table.grid(padding=(0, 1))
+        for bar in bars:
+            drawn = [ProgressBar(total=bar.total, completed=bar.done, width=BAR_WIDTH)] if with_bars else []
+            words = shortened(", ".join(bar.words), space - BAR_WIDTH * with_bars)
+            grid.add_row(Text(bar.title), *drawn, Text(words, no_wrap=True, overflow="crop"))
+        self._live.start()
+        self._live.update(grid, refresh=True)
+
+    def note(self, text: str) -> None:
+        """Show a line of text above the bars."""
+        self._console.print(text, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._live.stop()
 
 
 def shortened(line: str, width: int) -> str:
-    """The parts of a line that fit; half a number would be another number.
+    """Return the parts of a line that fit. Half a number would be another number.
 
-    >>> shortened("demo: 1,234 words, loss 3.21", 24)
-    'demo: 1,234 words'
+    >>> shortened("1,234 words, loss 3.21", 20)
+    '1,234 words'
     """
     if len(line) <= width:
         return line
@@ -136,19 +213,19 @@ def shortened(line: str, width: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Time for people: 0:42, 3:07, 1:02:05."""
+    """Return a time for people: 0:42, 3:07, 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_rate(rate: float) -> str:
-    """A speed for people, to three digits or to the whole: 0.0512, 35.3, 2,757."""
+    """Return a speed for people, to three digits or to the whole: 0.0512, 35.3, 2,757."""
     return f"{rate:.3g}" if rate < 999.5 else f"{rate:,.0f}"
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people, in powers of 1000: 512 B, 1.5 MB."""
+    """Return a number of bytes for people, in powers of 1000: 512 B, 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

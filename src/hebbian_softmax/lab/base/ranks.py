@@ -1,7 +1,7 @@
-"""Several processes that train one model, as torchrun starts them; one process is the usual case.
+"""Processes that train one model together, as torchrun starts them. Usually there is only one.
 
-Every rank computes; only the first one writes files. What a rank decides by itself (a signal came, it is time to
-save) is agreed on, so that all stop and save at the same step.
+Every rank computes, and only the first one writes files. The ranks share what one of them notices, such as a signal
+or that it is time to save, so that all stop and save at the same step.
 """
 
 import contextlib
@@ -18,17 +18,18 @@ from hebbian_softmax.lab.base.errors import LabError
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together."""
+    """The place of this process among those that train together."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
+        """Whether this is the rank that writes files."""
         return self.rank == 0
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag whether any rank has set it. Travels between the processors, so no GPU is waited for."""
+        """Return for each flag whether any rank has set it. The CPUs exchange them, so nothing waits for a GPU."""
         if self.count == 1:
             return flags
         together = torch.tensor(flags, dtype=torch.int32)
@@ -36,7 +37,7 @@ class Ranks:
         return tuple(bool(flag) for flag in together)
 
     def shared(self, text: str | None) -> str:
-        """The text of the first rank."""
+        """Return the text of the first rank on all ranks."""
         texts = [text]
         if self.count > 1:
             dist.broadcast_object_list(texts, src=0, device=torch.device("cpu"))
@@ -44,7 +45,7 @@ class Ranks:
         return texts[0]
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over ranks of a scalar on the device; nothing waits for it."""
+        """Return the mean over ranks of a scalar on the device, without waiting for it."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)
@@ -53,7 +54,7 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """The process group of this process, if it has one."""
+    """Return the place of this process in its process group, or that of the only process."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     return Ranks()
@@ -61,7 +62,7 @@ def current_ranks() -> Ranks:
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """The process group of the caller, or that of the processes that torchrun started (the environment says so).
+    """Join the processes that torchrun started, if the environment says so, or keep the caller's process group.
 
     `device` is cpu, cuda or auto.
     """
@@ -77,7 +78,7 @@ def joined(device: str) -> Iterator[Ranks]:
                 "give --nproc-per-node a smaller number, or use --device cpu"
             )
         torch.cuda.set_device(local)
-    # Both backends: tensors on the GPU go by NCCL, what ranks agree on goes by gloo.
+    # NCCL carries tensors on the GPU, gloo what ranks agree on.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
         yield current_ranks()

@@ -1,8 +1,8 @@
 """The run folder: everything one run leaves behind, in one place, readable without this package.
 
 config.json     command, settings, versions, hardware, date; written once
-log.jsonl       one JSON object a line, each with its "step"
-checkpoint.pt   all that is needed to go on; `torch.load(..., weights_only=True)` reads it
+log.jsonl       one JSON object per line, each with its "step"
+checkpoint.pt   everything needed to go on; `torch.load(..., weights_only=True)` reads it
 result.json     the finished run's numbers, tables and sentences; its presence means "finished"
 *.png           figures
 page.html       all of it on one page
@@ -27,18 +27,25 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
 
 FORMAT = 1
-CONFIG = {"command": str, "settings": dict, "versions": dict, "hardware": dict, "started": str}  # what a run needs
+CONFIG = {
+    "command": str,
+    "settings": dict,
+    "versions": dict,
+    "hardware": dict,
+    "started": str,
+}  # entries that every config has
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and the `config.json` in it. Made by `create_run` or `open_run`."""
+    """A run folder and the `config.json` in it, made by `create_run` or `open_run`."""
 
     path: Path
     config: Mapping[str, Any]
 
     @property
     def command(self) -> str:
+        """The words after `hebbian`."""
         return str(self.config["command"])
 
     @property
@@ -56,7 +63,7 @@ class Run:
             yield
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append one record, which names its step; it is on disk when this returns."""
+        """Append one record, which names its step. It is on disk when this returns."""
         path = self.path / "log.jsonl"
         line = (to_json(record) + "\n").encode()
         try:
@@ -73,11 +80,11 @@ class Run:
             raise cannot_write(path, error) from error
 
     def records(self) -> list[dict[str, Any]]:
-        """The log, oldest first. A last line that a killed process did not finish is left out."""
+        """Return the log, oldest record first, without a last line that a killed process did not finish."""
         return [record for _, record in self._log_lines()]
 
     def cut_log(self, step: int) -> None:
-        """Drop the records after `step`: the run goes on from there and will write them again."""
+        """Drop the records after `step`, since a run that goes on from there writes them again."""
         lines = list(self._log_lines())
         kept = b"".join(line for line, record in lines if record["step"] <= step)
         path = self.path / "log.jsonl"
@@ -85,13 +92,13 @@ class Run:
             write_atomic(path, kept)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint; the old one stays until the new one is whole."""
+        """Replace the checkpoint. The old one stays until the new one is whole."""
 
         def write(file: IO[bytes]) -> None:
             try:
                 torch.save(dict(state), file)
             except RuntimeError as error:
-                # torch reports a failed write as its own error; the system's error names the reason.
+                # torch reports a failed write as an error of its own; the system's error names the reason.
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
@@ -99,7 +106,7 @@ class Run:
         write_atomic(self.path / "checkpoint.pt", write)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint on the CPU, or None before the first one."""
+        """Return the checkpoint on the CPU, or None if there is none yet."""
         path = self.path / "checkpoint.pt"
         if not path.exists():
             return None
@@ -107,28 +114,29 @@ class Run:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             if not isinstance(state, dict):
                 raise TypeError(f"a {type(state).__name__} where a dict is expected")
-        except Exception as error:  # damaged bytes end in many types of error inside torch and pickle
+        except Exception as error:  # damaged bytes raise many types of error inside torch and pickle
             raise LabError(
                 f"{path} cannot be read ({reason(error)}): delete it and resume again to start this run over"
             ) from error
         return state
 
     def save_result(self, result: Mapping[str, Any]) -> None:
-        """Write `result.json`: the run is finished."""
+        """Write `result.json`, which marks the run as finished."""
         write_atomic(self.path / "result.json", (to_json(result, indent=2) + "\n").encode())
 
     def result(self) -> dict[str, Any] | None:
-        """The finished run's result, or None while it is not finished."""
+        """Return the content of `result.json`, or None if the run is not finished."""
         path = self.path / "result.json"
         return _read_json(path, "delete it and resume the run to make it again") if path.exists() else None
 
     def remove_if_unused(self) -> None:
-        """Remove the folder of a run that failed before it did anything: there is nothing to go on with."""
+        """Remove the folder of a run that failed before it did anything, as there is nothing to resume."""
         if [path.name for path in self.path.iterdir()] == ["config.json"]:
             (self.path / "config.json").unlink()
             self.path.rmdir()
 
     def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Yield the lines of the log with their records."""
         path = self.path / "log.jsonl"
         try:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -149,8 +157,8 @@ class Run:
 
 
 def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of `config.json` for a run that starts here and now."""
-    commit = environment.commit()  # of a checkout of this project; whoever installed it has the version
+    """Return the content of `config.json` for a run that starts here and now."""
+    commit = environment.commit()  # known in a checkout of this project; an installed package has its version
     return {
         "format": FORMAT,
         "command": command,
@@ -162,7 +170,7 @@ def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
-    """A new run folder `folder/name-DATE-TIME` with its `config.json`."""
+    """Create a run folder `folder/name-DATE-TIME` with its `config.json`."""
     config = config_now(command, settings)
     path = _new_folder(folder, f"{name}-{datetime.fromisoformat(config['started']):%Y%m%d-%H%M%S}")
     try:
@@ -174,7 +182,7 @@ def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any
 
 
 def open_run(path: Path) -> Run:
-    """An existing run folder, finished or not."""
+    """Open an existing run folder, finished or not."""
     try:
         if not (path / "config.json").is_file():
             raise LabError(f"{path} is not a run folder: it has no config.json")
@@ -197,7 +205,7 @@ def open_run(path: Path) -> Run:
 
 
 def last_unfinished(folder: Path, command: str) -> Run:
-    """The newest run of `command` under `folder` without a result. What is damaged or in use is skipped with a note."""
+    """Return the newest unfinished run of `command` in `folder`. Damaged runs and runs in use are noted and skipped."""
     unfinished = []
     for path in sorted(folder.glob("*/config.json")) if folder.is_dir() else ():
         try:
@@ -214,21 +222,8 @@ def last_unfinished(folder: Path, command: str) -> Run:
     return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))
 
 
-def check_same(run: Run, command: str, given: Mapping[str, Any]) -> None:
-    """Refuse to go on with `run` under another command or other settings than it was started with."""
-    if run.command != command:
-        raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {command}'")
-    for name, value in json.loads(to_json(given)).items():
-        if name not in run.settings or run.settings[name] != value:
-            was = run.settings.get(name, "nothing")
-            raise LabError(
-                f"{run.path} was started with {name} = {was}, not {value}: "
-                f"leave the option away to go on with it, or start a new run without --resume"
-            )
-
-
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON any reader takes: numbers that JSON does not have (nan, inf) become null."""
+    """Return JSON that any reader accepts: numbers that JSON does not have (nan, inf) become null."""
 
     def clean(item: Any) -> Any:
         if isinstance(item, float) and not math.isfinite(item):
@@ -243,6 +238,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def _new_folder(parent: Path, name: str) -> Path:
+    """Make a folder called `name`, or `name-2` and so on if there is one."""
     path, number = parent / name, 1
     while True:
         try:
@@ -259,6 +255,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Return the object in a JSON file; `advice` says what to do if it cannot be read."""
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
         if not isinstance(value, dict):

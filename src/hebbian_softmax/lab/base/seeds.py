@@ -1,10 +1,10 @@
-"""One seed a run, and from it an independent one for each thing that is drawn."""
+"""Independent seeds for everything random in a run, derived from the run's one seed."""
 
 import hashlib
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A seed for `purpose`. Torch's CPU generator looks at 32 bits only, so neighbouring numbers will not do.
+    """Return a seed for `purpose`. It is a hash, since torch's CPU generator uses only 32 bits of a seed.
 
     >>> derive_seed(0, "order", 1) == derive_seed(0, "order", 1) != derive_seed(0, "order", 2)
     True

@@ -1,4 +1,4 @@
-"""A recipe's settings are one dataclass: its fields are the command line's options and config.json's entries.
+"""The settings of a recipe: one dataclass whose fields are the options of the command and the entries of config.json.
 
 >>> @dataclasses.dataclass(frozen=True)
 ... class Settings:
@@ -60,13 +60,13 @@ def add_options(parser: argparse._ActionsContainer, settings: type, rename: Call
 
 
 def given_options(arguments: argparse.Namespace, settings: type, rename: Callable[[str], str] = str) -> dict[str, Any]:
-    """The settings named on the command line; the rest keep their defaults, or a resumed run's values."""
+    """Return the settings given on the command line; the others keep their defaults or a resumed run's values."""
     values = {field.name: getattr(arguments, rename(field.name)) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def from_values(settings: type, values: Mapping[str, Any]) -> Any:
-    """Settings from a file's values, under the same rules as from the command line; ValueError says what is wrong."""
+    """Make settings from a file's values under the rules of the command line; a ValueError says what is wrong."""
     fields = dataclasses.fields(settings)
     values = {**{field.name: field.default for field in fields if field.metadata["later"]}, **values}
     if (names := {field.name for field in fields}) != set(values):
@@ -81,7 +81,7 @@ def from_values(settings: type, values: Mapping[str, Any]) -> Any:
 
 
 def as_options(settings: Any) -> list[str]:
-    """The words of the command line that give these settings: those that are not at their defaults."""
+    """Return the words of the command line that give these settings; those at their defaults need none."""
     words = []
     for field in dataclasses.fields(settings):
         if (value := getattr(settings, field.name)) != field.default:
@@ -101,7 +101,7 @@ def option_name(field: str, value: bool = True) -> str:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return ",".join(f"{each:g}" for each in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
@@ -115,7 +115,7 @@ def boolean(text: str) -> bool:
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
-    """Parses a whole number from `minimum` to `maximum`."""
+    """Return a parser of whole numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
         try:
@@ -130,7 +130,7 @@ def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def multiple(of: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
-    """Parses a positive multiple of `of`."""
+    """Return a parser of positive multiples of `of`."""
 
     def parse(text: str) -> int:
         value = integer(1, maximum)(text)
@@ -154,7 +154,7 @@ def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """Parses one of `names`."""
+    """Return a parser of one of `names`."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -165,7 +165,7 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def number(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
-    """Parses a finite number from `minimum` to `maximum`."""
+    """Return a parser of finite numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> float:
         try:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation; the latter is 0 for a single value.
+    """Return the mean and the standard deviation, which is 0 for a single value.
 
     >>> mean_and_spread([1, 2, 3])
     (2.0, 1.0)

@@ -1,4 +1,4 @@
-"""The one training loop. Every experiment of the lab goes through `train`."""
+"""The training loop of every experiment: `train`."""
 
 import math
 import random
@@ -20,7 +20,7 @@ from hebbian_softmax.lab.base.runs import Run
 
 
 class Task(Protocol):
-    """What is trained: the model, its optimizer, its data and the place in the data.
+    """The thing to train: the model, its optimizer, its data and the place in the data.
 
     The loop owns the step count, the global random states, the log and the checkpoint; the task owns the rest.
     `state_dict` holds only what `torch.load(weights_only=True)` reads: tensors, numbers, strings, lists, dicts.
@@ -40,7 +40,7 @@ class Task(Protocol):
 class Interrupted(BaseException):
     """Ctrl-C or SIGTERM came; the run stopped after a whole step and its checkpoint is saved.
 
-    Like KeyboardInterrupt it is no error, so that `except Exception` lets it pass.
+    Like KeyboardInterrupt this is not an error, so `except Exception` lets it pass.
     """
 
     def __init__(self, run: Run, step: int, signum: int) -> None:
@@ -61,13 +61,13 @@ def train(
     show: Callable[..., Progress] = Progress,
     logged: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> float:
-    """Train `task` up to step `steps`, from the run's checkpoint if it has one; the value is the seconds it took.
+    """Train `task` up to step `steps`, from the run's checkpoint if it has one; return the seconds it took in all.
 
-    A run that was stopped or killed and started again ends, on the CPU, in the same bits as one that was not.
-    Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. A `deadline` (a value of `time.monotonic()`) that
-    passes before the last step saves a checkpoint and raises `OutOfTimeError`. A loss that is not finite raises and
-    leaves the checkpoint from before it in place. `show` makes the progress; `logged` is called with each record of
-    the log.
+    A run that was stopped or killed and then resumed ends, on the CPU, in the same bits as one that was not.
+    Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. If the `deadline` (a value of `time.monotonic()`)
+    passes before the last step, a checkpoint is saved and `OutOfTimeError` is raised. A loss that is not finite
+    raises a `LabError` and leaves the last checkpoint in place. `show` makes the progress; `logged` is called with
+    each record of the log.
 
     In a process group every rank calls this. The task makes their steps and losses equal; the first rank writes.
     """
@@ -77,7 +77,7 @@ def train(
         run.cut_log(step)
 
     saved_step, saved_at = step, time.monotonic()
-    clock = time.monotonic() - seconds  # `seconds` counts the time of all resumes together
+    clock = time.monotonic() - seconds  # so that `seconds` adds up over all resumes
     metrics: Mapping[str, float] = {}
 
     with catch_signals() as received, show(label, total=steps, start=step, quiet=quiet or not ranks.first) as progress:
@@ -113,7 +113,7 @@ def train(
                     "task": task.state_dict(),
                     "random": random_states(),
                 }
-                # A finite loss can still have had a gradient that is not.
+                # The loss can be finite while a gradient is not.
                 if (value := first_nonfinite(checkpoint["task"])) is not None:
                     raise diverged("the task's state", value, step, saved_step)
                 if ranks.first:
@@ -127,14 +127,14 @@ def train(
                 progress.update(step)
                 raise OutOfTimeError(f"the time was up after step {step}")
 
-            if look:  # reading the losses waits for the device, so not every step
+            if look:  # not at every step, since reading the losses waits for the device
                 progress.update(step, {**metrics, **finite(losses, step, saved_step)})
         progress.update(steps, metrics)
     return seconds
 
 
 def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
-    """Put `task` where the run's checkpoint left it; return the step, the seconds so far, the losses so far."""
+    """Load the run's checkpoint into `task`; return the step, the seconds and the losses so far."""
     losses = RunningMeans()
     if (checkpoint := run.load_checkpoint()) is None:
         return 0, 0.0, losses
@@ -153,7 +153,7 @@ def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
 
 
 def missing_records(run: Run, step: int, steps: int, evaluate_every: int) -> str:
-    """The steps up to `step` that have no record in the log, in words; empty when all have one."""
+    """Name the steps up to `step` that lack a record in the log; return an empty text if none does."""
     expected = {*range(evaluate_every, step + 1, evaluate_every), *([step] if step == steps else ())}
     lost = sorted(expected - {record["step"] for record in run.records()})
     if len(lost) <= 1:
@@ -162,7 +162,7 @@ def missing_records(run: Run, step: int, steps: int, evaluate_every: int) -> str
 
 
 def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, float]:
-    """The mean losses, or an error if one of them is nan or infinite."""
+    """Return the mean losses; raise an error if one of them is nan or infinite."""
     means = losses.read()
     for name, value in means.items():
         if not math.isfinite(value):
@@ -171,6 +171,7 @@ def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, floa
 
 
 def diverged(name: str, value: float, step: int, saved_step: int) -> DivergedError:
+    """Return the error to raise when `name` is not finite any more."""
     kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "no checkpoint was saved"
     return DivergedError(
         f"{name} became {value} at or before step {step}: start a new run with a lower learning rate, "
@@ -179,7 +180,7 @@ def diverged(name: str, value: float, step: int, saved_step: int) -> DivergedErr
 
 
 def first_nonfinite(state: Any) -> float | None:
-    """The first nan or infinity in the tensors of nested dicts and lists, None where there is none."""
+    """Return the first nan or infinity in the tensors of nested dicts and lists, or None if there is none."""
     if isinstance(state, Tensor) and state.is_floating_point():
         finite = state.isfinite()
         return None if finite.all() else float(state[~finite][0])
@@ -190,9 +191,10 @@ def first_nonfinite(state: Any) -> float | None:
 
 
 class RunningMeans:
-    """Means of scalars over the steps that named them, summed where the scalars are: adding never waits for the device.
+    """Means of scalars, each over the steps that named it.
 
-    One value that is not finite makes its mean not finite.
+    The sums are kept on the device, so adding never waits for it. One value that is not finite makes its mean not
+    finite.
     """
 
     def __init__(self) -> None:
@@ -213,13 +215,13 @@ class RunningMeans:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.counts = dict(state["counts"])
-        # CPU scalars mix with the device's in `add`, and float32 passes through a Python float unchanged.
+        # `add` may mix CPU scalars with the device's, and a Python float keeps every float32 exactly.
         self.sums = {name: torch.tensor(total) for name, total in state["sums"].items()}
 
 
 def random_states() -> dict[str, Any]:
-    """The states of all global random generators, as types that a safe `torch.load` reads."""
-    import numpy as np  # here, so that help and reports do without it
+    """Return the states of all global random generators, in types that a safe `torch.load` reads."""
+    import numpy as np  # imported here because help and reports must work without numpy
 
     numpy_state = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
@@ -232,7 +234,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Put back what `random_states` gave. GPU states are left alone on a machine with other GPUs."""
+    """Restore the states from `random_states`, without those of GPUs if this machine has another number of them."""
     import numpy as np
 
     random.setstate(states["python"])
@@ -244,10 +246,10 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts as usual, for the impatient."""
+    """Collect SIGINT or SIGTERM in a list instead of dying; a second signal acts as usual, for the impatient."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield received  # Python lets only the main thread handle signals
+        yield received  # only the main thread can handle signals
         return
 
     def handle(signum: int, frame: FrameType | None) -> None:

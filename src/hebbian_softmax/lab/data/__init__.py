@@ -1,1 +1,1 @@
-"""One module for each data set, one data root, one way to download."""
+"""Text corpora: one module for each, how they are prepared and opened, and where their sources come from."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-BUCKETS = (">10K", "1K–10K", "100–1K", "<100")  # training occurrences, the columns of the paper's frequency table
+BUCKETS = (">10K", "1K–10K", "100–1K", "<100")  # the columns of the paper's frequency table
 _BOUNDS = torch.tensor([100, 1_000, 10_001])  # the first count of the next bucket
 
 

@@ -16,7 +16,7 @@ from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import CORPORA, KNOWN, load_corpus
 
 HELP = "prepare text corpora, list them, look at one"
-CHUNK = 1 << 24  # ids looked at together: GigaWord's billions are mapped, not in memory
+CHUNK = 1 << 24  # ids counted at a time: the billions of GigaWord are memory-mapped and do not fit into memory
 
 
 def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", reserved: Collection[str] = ()) -> None:
@@ -31,10 +31,10 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", re
     verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(verbs, reserved)
 
-    listing = verbs.add_parser("list", help="known corpora, and the prepared ones", allow_abbrev=False)
+    listing = verbs.add_parser("list", help="list all corpora, and those that are prepared", allow_abbrev=False)
     listing.set_defaults(execute=show_all)
 
-    show = verbs.add_parser("show", help="sizes, vocabulary and frequencies of a prepared corpus", allow_abbrev=False)
+    show = verbs.add_parser("show", help="show sizes and word frequencies of a prepared corpus", allow_abbrev=False)
     show.add_argument("corpus", metavar="CORPUS", help="its name in hebbian data list, or its folder")
     show.add_argument("--verify", action="store_true", help="read every byte and compare with the manifest's checksums")
     show.set_defaults(execute=show_one)
@@ -48,7 +48,7 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", r
         parser = names.add_parser(
             corpus,
             help=kind.help,
-            description=kind.help[0].upper() + kind.help[1:] + ". What is prepared already stays as it is unless "
+            description=kind.help[0].upper() + kind.help[1:] + ". A corpus that is prepared already is kept unless "
             "its sources in the data root have changed.",
             allow_abbrev=False,
         )
@@ -57,13 +57,15 @@ def _add_prepare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", r
             "--name",
             metavar="NAME",
             type=_free_name({*CORPORA, *reserved}),
-            help="call the result NAME (default: the corpus's name, with a code for other than its usual settings)",
+            help="name of the result (default: the corpus's name, with a code if options are not at their defaults)",
         )
         parser.add_argument(
             "--data-root", metavar="DIR", default="", help="folder of the sources (default: HEBBIAN_DATA, or a cache)"
         )
-        parser.add_argument("--processes", metavar="N", type=integer(1), help="default: one for each core")
-        parser.add_argument("--quiet", action="store_true", help="no progress")
+        parser.add_argument(
+            "--processes", metavar="N", type=integer(1), help="processes to use (default: one for each core)"
+        )
+        parser.add_argument("--quiet", action="store_true", help="show no progress")
         parser.set_defaults(execute=prepare_one, corpus=corpus)
 
 
@@ -73,7 +75,7 @@ def _free_name(taken: Collection[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text) or text in taken:
             raise argparse.ArgumentTypeError(
-                f"must be letters, digits, dots and dashes, and no corpus's or experiment's own name, not {text!r}"
+                f"must be letters, digits, dots and dashes, and name no other corpus or experiment, not {text!r}"
             )
         return text
 
@@ -81,7 +83,7 @@ def _free_name(taken: Collection[str]) -> Callable[[str], str]:
 
 
 def prepare_one(arguments: argparse.Namespace) -> int:
-    """`hebbian data prepare CORPUS`"""
+    """Carry out `hebbian data prepare CORPUS`."""
     kind = CORPORA[arguments.corpus]
     corpus, made = prepare(
         kind.plan(kind.options(**given_options(arguments, kind.options))),
@@ -97,7 +99,7 @@ def prepare_one(arguments: argparse.Namespace) -> int:
 
 
 def show_all(arguments: argparse.Namespace) -> int:
-    """`hebbian data list`"""
+    """Carry out `hebbian data list`."""
     print("Corpora for hebbian data prepare:")
     for name, kind in CORPORA.items():
         print(f"  {name:<14}{kind.help}")
@@ -116,7 +118,7 @@ def show_all(arguments: argparse.Namespace) -> int:
 
 
 def show_one(arguments: argparse.Namespace) -> int:
-    """`hebbian data show CORPUS`"""
+    """Carry out `hebbian data show CORPUS`."""
     name = arguments.corpus
     if name in KNOWN and not (folder := corpora_root() / KNOWN[name].usual().name).exists():
         raise LabError(f"{name} is not prepared yet (no {folder}): hebbian data prepare {name}")
@@ -129,13 +131,13 @@ def show_one(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def summary(corpus: Corpus) -> str:
-    """A corpus in a few lines: tokens and `<unk>` of each split, words and tokens of each frequency bucket."""
+def summary(corpus: Corpus, chunk: int = CHUNK) -> str:
+    """Describe a corpus in a few lines: tokens and `<unk>` of each split, words and tokens of each frequency bucket."""
     lines = [f"{corpus.name}: {corpus.path} ({format_bytes(_size(corpus.path))}), fingerprint {corpus.fingerprint}"]
     unk = corpus.words.index(UNK) if UNK in corpus.words else -1
     for split in SPLITS:
         ids = corpus.splits[split]
-        share = sum((part == unk).sum().item() for part in ids.split(CHUNK)) / len(ids)
+        share = sum((part == unk).sum().item() for part in ids.split(chunk)) / len(ids)
         lines.append(f"  {split:<6}{len(ids):>14,} tokens, {share:.2%} {UNK}")
     buckets, total = bucket_of(corpus.counts), int(corpus.counts.sum())
     lines.append(f"  vocabulary {len(corpus.words):,} words, by occurrences in training:")

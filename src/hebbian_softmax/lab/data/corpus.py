@@ -1,11 +1,11 @@
-"""A prepared corpus: one folder with the ids of every word, the vocabulary and a manifest.
+"""A prepared corpus: a folder with the ids of all words in the text, the vocabulary and a manifest.
 
-manifest.json    name, settings, sources and their checksums, token counts, checksums of the files below
+manifest.json    name, settings, sources with their checksums, token counts, checksums of the files below
 ids.bin          all splits one after the other, little-endian int32, memory-mapped when read
 vocabulary.tsv   one word a line with its count in training, most frequent first: the line's number is the word's id
-*.bin            further arrays, where a corpus has them
+*.bin            further arrays, if the corpus has any
 
-The folder appears under its name once it is whole, so a folder with a manifest is a finished one.
+The folder gets its name once it is whole, so a folder with a manifest is complete.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A prepared corpus, memory-mapped: opening it reads the vocabulary and no ids. Made by `open_corpus`."""
+    """A prepared corpus, made by `open_corpus`. Ids are memory-mapped: opening a corpus reads only its vocabulary."""
 
     name: str
     path: Path
-    words: Sequence[str]  # id -> word, most frequent training word first; of equally frequent ones the smaller string
-    counts: Tensor  # int64 (V,), occurrences in training
-    splits: Mapping[str, Tensor]  # "train", "valid", "test" -> int32 (tokens,); for reading only
-    fingerprint: str  # names these very ids, vocabulary and settings
+    words: Sequence[str]  # by id: the most frequent in training first, equally frequent ones in the order of strings
+    counts: Tensor  # int64 (V,): occurrences in training
+    splits: Mapping[str, Tensor]  # by name of the split: int32 (tokens,), for reading only
+    fingerprint: str  # other ids, another vocabulary or other settings have another fingerprint
     manifest: Mapping[str, Any]
-    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # what else this corpus knows, by name
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  # further arrays, by name
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -65,8 +65,8 @@ def write_corpus(
 ) -> Corpus:
     """Write the folder of a corpus, whole or not at all, and open it.
 
-    A split is an array of ids or a stream of such arrays. `settings` and `sources` (name, bytes, sha256 of each file)
-    say what the corpus follows from; `notes` are facts about it that settings do not fix, for people.
+    A split is an array of ids or an iterable of such arrays. `settings` and `sources` (name, bytes and sha256 of each
+    file) determine the corpus; `notes` are further facts about it for readers of the manifest.
     """
     if set(splits) != set(SPLITS):
         raise ValueError(f"splits must be {', '.join(SPLITS)}, not {', '.join(splits)}")
@@ -95,7 +95,7 @@ def write_corpus(
             manifest["files"] = {path.name: describe(path) for path in sorted(temporary.iterdir())}
             _write(temporary / MANIFEST, [(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()])
             sync_folder(temporary)
-            if folder.exists():  # out of the way first: deleting takes a while
+            if folder.exists():  # is moved away first, since deleting takes a while
                 folder.replace(old)
             temporary.replace(folder)
             shutil.rmtree(old, ignore_errors=True)
@@ -109,14 +109,16 @@ def write_corpus(
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Length and checksum of a file, as manifests hold them."""
+    """Return length and checksum of a file, as manifests hold them."""
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def open_corpus(folder: Path, verify: bool = False) -> Corpus:
-    """The corpus in `folder`. Files of the wrong length and damaged vocabularies are always found; `verify` reads and
-    checks every byte."""
+    """Open the corpus in `folder`.
+
+    Files of the wrong length and damaged vocabularies are always found; `verify` reads and checks every byte.
+    """
     with _damage(folder / MANIFEST):
         manifest = _read_manifest(folder)
         name, settings, files = str(manifest["name"]), dict(manifest["settings"]), dict(manifest["files"])
@@ -148,12 +150,12 @@ def open_corpus(folder: Path, verify: bool = False) -> Corpus:
 
 
 def corpora_root() -> Path:
-    """The folder of prepared corpora, one folder each."""
+    """Return the folder that holds the folders of prepared corpora."""
     return cache_root() / "corpora"
 
 
 def prepared() -> list[Path]:
-    """The folders of all prepared corpora, in order of their names."""
+    """Return the folders of all prepared corpora, sorted by name."""
     return sorted(path.parent for path in corpora_root().glob(f"[!.]*/{MANIFEST}"))
 
 
@@ -195,7 +197,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Append to a file; the bytes are on the disk when this returns."""
+    """Append to a file and return when the bytes are on the disk."""
     with open(path, "ab") as file:
         for chunk in chunks:
             file.write(chunk)
@@ -205,7 +207,7 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise LabError(f"{folder} is no folder: name a prepared corpus (see hebbian data list)")
+        raise LabError(f"{folder} is not a folder: name a prepared corpus (see hebbian data list)")
     if not (folder / MANIFEST).exists():
         raise LabError(f"{folder} is not a prepared corpus: it has no {MANIFEST}; see hebbian data prepare --help")
     manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
@@ -218,7 +220,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """What a damaged file leads to, as an error that names it."""
+    """Turn the exceptions that a damaged file causes into an error that names the file."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -245,8 +247,8 @@ def _read_vocabulary(path: Path) -> tuple[list[str], Tensor]:
 
 
 def _map(path: Path, dtype: torch.dtype) -> Tensor:
-    """The array in a file, in pages that are read when they are used; writing to it would not reach the file."""
+    """Map the array in a file: pages are read when they are used, and writing to the array does not reach the file."""
     if sys.byteorder != "little":
-        raise LabError(f"{path} holds little-endian numbers: this machine's byte order is not supported")
+        raise LabError(f"{path} holds little-endian numbers: use a machine of that byte order")
     length = path.stat().st_size // dtype.itemsize
     return torch.from_file(str(path), shared=False, size=length, dtype=dtype) if length else torch.empty(0, dtype=dtype)

@@ -1,8 +1,8 @@
-"""News in time order: one JSON object a line with `date`, `text` and perhaps `title`, split by dates.
+"""News in time order: a file with one JSON object a line (`date`, `text` and perhaps `title`), split by dates.
 
 `reuters` is Reuters-21578, newswire of 1987: a small stand-in for GigaWord's licensed news. Its test days, 19 and 20
 October, are those of the stock market crash, four months after the last training day: a test of sudden change.
-Tokens are made as the paper makes GigaWord's: NLTK's sentences and words, in lower case.
+Tokens are NLTK's sentences and words in lower case, as in the paper's GigaWord.
 """
 
 import argparse
@@ -23,10 +23,9 @@ from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokenise
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
-MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time
 SPAN = "FIRST..LAST"
-KEPT = "keep words that occur at least N times in training"
 
 
 class Days(NamedTuple):
@@ -55,43 +54,28 @@ def parse_days(text: str) -> Days:
     return Days(first, last)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of Reuters."""
 
-    train: Days = setting(
-        Days(date(1987, 2, 1), date(1987, 6, 17)), "days of the train split", parse_days, metavar=SPAN
-    )
-    valid: Days = setting(
-        Days(date(1987, 6, 18), date(1987, 6, 29)), "days of the valid split", parse_days, metavar=SPAN
-    )
-    test: Days = setting(
-        Days(date(1987, 10, 19), date(1987, 10, 20)), "days of the test split", parse_days, metavar=SPAN
-    )
-    minimum: int = setting(MINIMUM, KEPT, integer(1))
-
-    def sources(self, root: Path) -> list[Path]:
-        """Return the places where the articles may be, the best first."""
-        return [root / f"{REUTERS_FILE}{suffix}" for suffix in ("", *OPENERS)]
+    train: Days = setting(Days(date(1987, 2, 1), date(1987, 6, 17)), "days of training", parse_days, metavar=SPAN)
+    valid: Days = setting(Days(date(1987, 6, 18), date(1987, 6, 29)), "days of validation", parse_days, metavar=SPAN)
+    test: Days = setting(Days(date(1987, 10, 19), date(1987, 10, 20)), "days of the test", parse_days, metavar=SPAN)
+    minimum: int = setting(MINIMUM, "keep words that occur at least N times in training", integer(1))
 
 
-@dataclass(frozen=True)
-class FileOptions:
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Options):
     """The options of any other file of dated articles."""
 
     file: str = setting(REQUIRED, "the articles: .jsonl, .jsonl.xz or .jsonl.gz", str, metavar="FILE")
-    train: Days = setting(REQUIRED, "days of the train split, as in 1987-02-01..1987-06-17", parse_days, metavar=SPAN)
-    valid: Days = setting(REQUIRED, "days of the valid split, as in 1987-06-18..1987-06-29", parse_days, metavar=SPAN)
-    test: Days = setting(REQUIRED, "days of the test split, as in 1987-10-19..1987-10-20", parse_days, metavar=SPAN)
-    minimum: int = setting(MINIMUM, KEPT, integer(1))
-
-    def sources(self, root: Path) -> list[Path]:
-        """Return the place of the articles."""
-        return [Path(self.file)]
+    train: Days = setting(REQUIRED, "days of training, as in 1987-02-01..1987-06-17", parse_days, metavar=SPAN)
+    valid: Days = setting(REQUIRED, "days of validation", parse_days, metavar=SPAN)
+    test: Days = setting(REQUIRED, "days of the test", parse_days, metavar=SPAN)
 
 
-def plan(options: Options | FileOptions) -> Plan:
-    """Reuters, or any other file of dated articles."""
+def plan(options: Options) -> Plan:
+    """Return the plan for Reuters or for any other file of dated articles."""
     days = {split: getattr(options, split) for split in SPLITS}
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if days[first][0] <= days[second][1] and days[second][0] <= days[first][1]:
@@ -119,7 +103,7 @@ DATED = CorpusKind(
 )
 
 
-def _gather(options: Options | FileOptions, workshop: Workshop) -> None:
+def _gather(options: Options, workshop: Workshop) -> None:
     sources = _at_hand(options, workshop.data_root)
     if not sources:
         raise LabError(
@@ -142,12 +126,14 @@ def _gather(options: Options | FileOptions, workshop: Workshop) -> None:
     workshop.notes["nltk"] = nltk_version()
 
 
-def _at_hand(options: Options | FileOptions, root: Path) -> dict[str, Path]:
-    return {path.name: path for path in [path for path in options.sources(root) if path.exists()][:1]}
+def _at_hand(options: Options, root: Path) -> dict[str, Path]:
+    file = isinstance(options, FileOptions) and Path(options.file)
+    paths = [file] if file else [root / f"{REUTERS_FILE}{suffix}" for suffix in ("", *OPENERS)]
+    return {path.name: path for path in [path for path in paths if path.exists()][:1]}
 
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, about a megabyte at a time, and the number of the first."""
+    """Yield the lines of a file, about a megabyte at a time, with the number of the first line."""
     number = 1
     with opened(path) as file:
         while lines := file.readlines(PART):
@@ -155,7 +141,7 @@ def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
             number += len(lines)
 
 
-def _tokenise(part: tuple[Options | FileOptions, str, int, bytes]) -> list[tuple[str, Encoded]]:
+def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
     options, path, number, lines = part
     articles = []
     for offset, line in enumerate(lines.split(b"\n")):
@@ -180,9 +166,9 @@ def _tokenise(part: tuple[Options | FileOptions, str, int, bytes]) -> list[tuple
 
 
 def _article(line: bytes) -> tuple[date, list[str]]:
-    """Its day, and the title and the text, which are no sentence together."""
+    """Return an article's day, and its title and text, which are split into sentences separately."""
     article = json.loads(line)
     texts = [article.get("title") or "", article["text"]]
-    # JSON can spell half a surrogate pair, which no file of words could hold.
+    # JSON can spell half a surrogate pair, which cannot be written to a file in UTF-8.
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
     return date.fromisoformat(article["date"][:10]), texts

@@ -19,9 +19,7 @@ from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder, wr
 from hebbian_softmax.lab.base.progress import Progress, format_bytes
 
 CHUNK = 1 << 20
-AGENT = (
-    f"hebbian-softmax/{__version__}"  # some servers, WikiText's among them, refuse the name that Python gives itself
-)
+AGENT = f"hebbian-softmax/{__version__}"  # some servers, WikiText's among them, refuse Python's default name
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -35,12 +33,12 @@ def download(
     timeout: float = 30.0,
     quiet: bool = False,
 ) -> None:
-    """Fetch `url` to `path`. A file that is there already is checked against `sha256` and left alone.
+    """Fetch `url` to `path`. If `path` exists already, only its checksum is compared with `sha256`.
 
-    The bytes gather in `path.part` and get their name once they are all there and have the right checksum, so
-    `path` is whole or absent. A later call goes on from `path.part` if the server's file is still the same.
-    Connections that fail are tried again `retries` times in a row, after `backoff`, 2·`backoff`, 4·`backoff`, …
-    seconds; bytes that arrive reset the count.
+    The bytes are collected in `path.part`, which is renamed once it is complete and has the right checksum, so `path`
+    is whole or absent. A later call continues `path.part` if the server's file is still the same. A failed connection
+    is tried again `retries` times in a row, after `backoff`, 2·`backoff`, 4·`backoff`, … seconds; bytes that arrive
+    reset the count.
     """
     part = _Part(url, path)
     if not url.startswith(("http://", "https://")):
@@ -64,7 +62,7 @@ def download(
 
 
 def _publish(part: "_Part") -> None:
-    """Give the whole file its name, once its bytes are sure to be on disk."""
+    """Rename the complete file after its bytes have reached the disk."""
     with open(part.path, "rb+") as file:
         os.fsync(file.fileno())
     part.path.replace(part.target)
@@ -73,7 +71,7 @@ def _publish(part: "_Part") -> None:
 
 
 class _Part:
-    """The bytes so far, and what tells whether the server's file is still the one they came from."""
+    """The bytes received so far, and a note that tells whether the server still has the same file."""
 
     def __init__(self, url: str, target: Path) -> None:
         self.url, self.target = url, target
@@ -84,7 +82,7 @@ class _Part:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def validator(self) -> str | None:
-        """The ETag or date of the server's file when these bytes came, for an If-Range header."""
+        """Return the ETag or date that the server's file had when these bytes came, for an If-Range header."""
         try:
             note = json.loads(self.note.read_bytes())
             return str(note["validator"]) if note["url"] == self.url and note["validator"] else None
@@ -92,7 +90,7 @@ class _Part:
             return None
 
     def begin(self, headers: http.client.HTTPMessage) -> None:
-        """Start from nothing, remembering the version of the file that the server is about to send."""
+        """Start from nothing, and note the version of the file that the server is about to send."""
         validator = next(iter(_validators(headers)), None)
         self.path.unlink(missing_ok=True)
         write_atomic(self.note, json.dumps({"url": self.url, "validator": validator}).encode())
@@ -103,11 +101,11 @@ class _Part:
 
 
 class _DroppedError(Exception):
-    """The connection failed in a way that another try may mend."""
+    """The connection failed in a way that may not happen again."""
 
 
 def _fetch(part: _Part, retries: int, backoff: float, timeout: float, quiet: bool) -> None:
-    """Gather all bytes in `part.path`."""
+    """Collect all bytes in `part.path`, trying again after dropped connections."""
     failures = 0
     with Progress(part.target.name, total=None, start=part.size(), unit="bytes", quiet=quiet) as progress:
         while True:
@@ -125,7 +123,7 @@ def _fetch(part: _Part, retries: int, backoff: float, timeout: float, quiet: boo
 
 
 def _receive(part: _Part, timeout: float, progress: Progress) -> None:
-    """One request: ask for the bytes that are missing, and take what comes."""
+    """Make one request for the missing bytes and append the answer."""
     have, validator = part.size(), part.validator()
     headers = {"Accept-Encoding": "identity", "User-Agent": AGENT}
     if have and validator:
@@ -135,7 +133,7 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
-            return  # all bytes were here already
+            return  # all bytes have been received already
         if error.code == 416:
             part.remove()
             raise _DroppedError("the server's file has changed") from error
@@ -149,7 +147,7 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
 
     with response:
         if response.status == 206:
-            # Some servers honour Range and not If-Range, so the version is compared here too.
+            # Some servers honour Range but ignore If-Range, so the version is compared here, too.
             if _range_start(response) != have or validator not in _validators(response.headers):
                 part.remove()
                 raise _DroppedError("the server's file has changed")
@@ -164,13 +162,13 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
 
 
 def _validators(headers: http.client.HTTPMessage) -> list[str]:
-    """What names this version of the file, best first. A weak ETag does not promise the same bytes."""
+    """Return the headers that identify a version of the file, best first. A weak ETag does not promise equal bytes."""
     found = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
     return [value for value in found if value and not value.startswith("W/")]
 
 
 def _reading(response: Any) -> Callable[[], bytes]:
-    """A function that reads the next bytes and tells the network's errors from the disk's."""
+    """Return a function that reads the next bytes; its errors are told apart from those of the disk."""
 
     def read() -> bytes:
         try:
@@ -191,14 +189,14 @@ def _append(part: _Part, read: Callable[[], bytes], have: int, progress: Progres
                 progress.update(have)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            part.remove()  # give the space back
+            part.remove()  # frees the space
         raise
     if progress.total is not None and have < progress.total:
         raise _DroppedError(f"the connection ended after {have:,} of {progress.total:,} bytes")
 
 
 def _range_start(response: Any) -> int:
-    """Where a partial answer begins: `Content-Range: bytes 100-199/200`; -1 if it does not say."""
+    """Return where a partial answer begins (`Content-Range: bytes 100-199/200`), or -1 if the header does not say."""
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
     return int(first) if first.isdecimal() else -1
 

@@ -1,11 +1,11 @@
 """GigaWord v5 as the Linguistic Data Consortium ships it: SGML, one gzip file for each agency and month.
 
 The paper trains on the articles of 2000 to 2009 and tests on those of 2010, with 250,000 words (section 4.4); its
-learning curves use random samples of test articles. It names no validation set. Here December 2009, the month before
-the test year, validates and does not train: tuning then looks no further ahead in time than the training set's end.
+learning curves use random samples of test articles. The paper names no validation set. Here it is December 2009, the
+month before the test year, which is left out of training: tuning then does not look into the test year.
 
-An article's headline, dateline and each paragraph are split into sentences by themselves. All types of documents are
-taken ("story", "multi", "advis", "other"), since the paper leaves none out.
+The headline, the dateline and each paragraph of an article are split into sentences separately. Documents of all types
+are used ("story", "multi", "advis", "other"), since the paper leaves none out.
 """
 
 import gzip
@@ -27,10 +27,10 @@ from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokenise
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.data.workers import in_order
 
-SIZE = 250_000  # words, <unk> and <eos> among them
+SIZE = 250_000  # words of the vocabulary, including <unk> and <eos>
 FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)
 PERIODS = {"train": "2000 to November 2009", "valid": "December 2009", "test": "2010"}
-TOGETHER = 200  # articles to tokenise at a time
+TOGETHER = 200  # articles tokenised at a time
 
 _NAME = re.compile(r"([a-z]+_eng)_(\d{4})(\d\d)(?:\.gz)?", re.IGNORECASE)
 _DOC = re.compile(rb'<DOC\s+id="([A-Za-z]+_ENG_(\d{4})(\d\d)(\d\d)\.\d+)"', re.IGNORECASE)
@@ -49,24 +49,18 @@ class Options:
     seed: int = setting(0, "seed of the choice of these articles", integer(0))
 
 
-def plan(options: Options) -> Plan:
-    """The corpus with these options."""
+def plan(options: Options, size: int = SIZE) -> Plan:
+    """Return the plan with a vocabulary of at most `size` words."""
     if options.seed and not options.eval_articles:
-        raise LabError("--seed chooses articles for --eval-articles: give that too, or leave it out")
-    settings = {
-        "eval_articles": options.eval_articles,
-        "seed": options.seed,
-        "size": SIZE,
-    }
-    usual = options.eval_articles == 0
+        raise LabError("--seed chooses articles for --eval-articles: give that option, too, or leave out --seed")
     return Plan(
         "gigaword",
-        settings,
+        {"eval_articles": options.eval_articles, "seed": options.seed, "size": size},
         partial(_gather, options),
         partial(_at_hand, options),
-        size=SIZE,
+        size=size,
         documents=True,
-        usual=usual,
+        usual=options.eval_articles == 0,
     )
 
 
@@ -77,20 +71,20 @@ def _gather(options: Options, workshop: Workshop) -> None:
     sources = _at_hand(options, workshop.data_root)
     if not sources:
         raise LabError(
-            f"{_folder(options, workshop.data_root)} has no files of GigaWord v5 (as afp_eng_200001.gz): it is "
-            "licensed, LDC catalogue number LDC2011T07; name the folder with its files with --folder, or put them into "
-            "gigaword in the data root"
+            f"{_folder(options, workshop.data_root)} has no files of GigaWord v5 (such as afp_eng_200001.gz): the "
+            "corpus is licensed, LDC catalogue number LDC2011T07; name the folder with its files with --folder, or put "
+            "them into gigaword in the data root"
         )
     find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
     files = list(sources.values())
-    chosen = _choose(options, files, workshop.processes) if options.eval_articles else None
+    chosen = choose_articles(options, files, workshop.processes) if options.eval_articles else None
     workshop.tokenise(_tokenise, ((path, chosen) for path in files), len(files))
     for split, tokens in workshop.gathered.tokens.items():
         if not tokens:
             raise LabError(
-                f"{_folder(options, workshop.data_root)} has no articles for the {split} split, which is of "
-                f"{PERIODS[split]}: add those files of GigaWord v5"
+                f"{_folder(options, workshop.data_root)} has no articles of {PERIODS[split]} for the {split} split: "
+                "add those files of GigaWord v5"
             )
     workshop.notes["articles"] = workshop.gathered.documents()
     workshop.notes["nltk"] = nltk_version()
@@ -101,7 +95,7 @@ def _folder(options: Options, root: Path) -> Path:
 
 
 def _at_hand(options: Options, root: Path) -> dict[str, Path]:
-    """The files of 2000 to 2010, month by month: the corpus is read in the order of time."""
+    """Return the files of 2000 to 2010, month by month, since the corpus is read in the order of time."""
     folder = _folder(options, root)
     found: dict[tuple[str, str, str], Path] = {}
     for path in sorted(folder.rglob("*_*")) if folder.is_dir() else ():
@@ -109,7 +103,7 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
         if match and FIRST.year <= int(match[2]) < END.year and path.is_file():
             other = found.setdefault((match[2], match[3], match[1].lower()), path)
             if other != path:
-                raise LabError(f"{other} and {path} are the same month twice: take one of them away")
+                raise LabError(f"{other} and {path} are the same month twice: remove one of them")
     return {found[month].relative_to(folder).as_posix(): found[month] for month in sorted(found)}
 
 
@@ -119,8 +113,8 @@ def _split(day: date) -> str | None:
     return None
 
 
-def _choose(options: Options, files: list[Path], processes: int) -> frozenset[str]:
-    """The articles to evaluate on: those of each split whose names have the smallest checksums with the seed."""
+def choose_articles(options: Options, files: list[Path], processes: int) -> frozenset[str]:
+    """Return the articles to evaluate on: in each split, those with the smallest checksums of the seed and the name."""
     ranked: dict[str, list[tuple[bytes, str]]] = {"valid": [], "test": []}
     for names in in_order(_names, [path for path in files if _month(path) >= (VALID.year, VALID.month)], processes):
         for split, name in names:
@@ -155,7 +149,7 @@ def _tokenise(part: tuple[Path, frozenset[str] | None]) -> list[tuple[str, Encod
 
 
 def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
-    """Name, day and SGML of each article, one in memory at a time."""
+    """Yield name, day and SGML of each article, with only one of them in memory."""
     try:
         with readable(path), gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             opened: tuple[str, date] | None = None
@@ -180,7 +174,7 @@ def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
 
 
 def paragraphs(sgml: bytes) -> list[str]:
-    """The texts between the tags, entities resolved."""
+    """Return the texts between the tags, with entities replaced by their characters."""
     try:
         decoded = sgml.decode()
     except UnicodeDecodeError:

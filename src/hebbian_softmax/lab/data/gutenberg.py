@@ -1,32 +1,43 @@
-"""Project Gutenberg, as in the paper: whole books, NLTK's sentences and words in lower case, words seen five times.
+"""Project Gutenberg as in the paper: whole books, NLTK's sentences and words in lower case, words seen five times.
 
-The books are the paper's own (appendix, "Gutenberg"), of `gutenberg` under the data root or from a mirror.
+The books are those of the paper's appendix ("Gutenberg"). A book that is not in `gutenberg` under the data root comes
+from a mirror, as the paper's books did, because the main site turns programs away. Books are fetched one at a time
+with a pause, as Project Gutenberg asks of programs. A book gets its name once it is whole, so an interrupted download
+goes on with the first missing book.
 """
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
 
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import setting
-from hebbian_softmax.lab.data.corpus import SPLITS
-from hebbian_softmax.lab.data.gutenberg_books import MIRROR, collect, files_at_hand
+from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import digest, read_texts
+from hebbian_softmax.lab.data.texts import digest, is_archive, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MARKERS = (b"THIS PROJECT GUTENBERG EBOOK", b"THE PROJECT GUTENBERG EBOOK")  # the first is the paper's
-MINIMUM = 5  # occurrences in training of a word of the vocabulary
-MISSING = "books not there"  # the note of those that the mirror does not have
+MINIMUM = 5  # occurrences in training that keep a word in the vocabulary
+MISSING = "books not there"  # the manifest's note that lists books which the mirror does not have
+MIRROR = "https://gutenberg.pglaf.org/cache/epub/{id}/pg{id}.txt"
+PAUSE = 1.0  # seconds between two books
+GONE = (404, 410)  # the HTTP statuses that say that a mirror does not have a book
+SUSPECT = 20  # the address is taken to be wrong when so many books are missing and none was found
+
+Splits = Mapping[str, Sequence[int]]  # the numbers of the books of each split
 
 
 def parse_mirror(text: str) -> str:
-    """Return the address of a mirror, which has `{id}` where a book's number belongs."""
+    """Return the address of a mirror if it has `{id}` in the place of a book's number."""
     if "{id}" not in text or not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"must be an http or https address with {{id}} in it, not {text!r}")
     return text
@@ -55,43 +66,41 @@ class Options:
     )
 
 
-def plan(options: Options) -> Plan:
-    """The corpus with these options."""
+def plan(options: Options, books: Splits = BOOKS) -> Plan:
+    """Return the plan for these books; with the option `books`, those of the training split are not used."""
     settings = {
         "books": digest(Path(options.books)) if options.books else "",
         "paper_exact": options.paper_exact,
         "minimum": MINIMUM,
     }
-    usual = not options.books and not options.paper_exact
+    splits = {split: numbers for split, numbers in books.items() if split != "train" or not options.books}
     return Plan(
         "gutenberg",
         settings,
-        partial(_gather, options),
-        partial(_at_hand, options),
+        partial(_gather, options, splits),
+        partial(_at_hand, splits),
         MINIMUM,
         documents=True,
-        usual=usual,
+        usual=not options.books and not options.paper_exact,
     )
 
 
 GUTENBERG = CorpusKind("gutenberg", "novels of Project Gutenberg: the paper's, or your own for training", Options, plan)
 
 
-def _splits(options: Options) -> dict[str, list[int]]:
-    """The paper's books that are used."""
-    return {split: list(BOOKS[split]) for split in SPLITS if split != "train" or not options.books}
+def _at_hand(splits: Splits, root: Path) -> dict[str, Path]:
+    """Return the files that books may come from, by their names in the folder: books, and archives of books."""
+    folder = root / "gutenberg"
+    paths = [*_books(folder, splits).values(), *_archives(folder)]
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
-def _at_hand(options: Options, root: Path) -> dict[str, Path]:
-    return files_at_hand(root / "gutenberg", _splits(options))
-
-
-def _gather(options: Options, workshop: Workshop) -> None:
+def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
     find_punkt(workshop.data_root, workshop.quiet)
-    splits, training = _splits(options), Path(options.books) if options.books else None
+    training = Path(options.books) if options.books else None
     folder, scratch = workshop.data_root / "gutenberg", workshop.gathered.folder
     found, missing = collect(folder, splits, scratch, options.mirror, workshop.quiet)
-    workshop.note(_at_hand(options, workshop.data_root))
+    workshop.note(_at_hand(splits, workshop.data_root))
     if missing:
         workshop.notes[MISSING] = missing
         say(f"gutenberg: {name_missing(missing)}, at {options.mirror}: they are left out")
@@ -111,8 +120,8 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.notes["nltk"] = nltk_version()
 
 
-def name_missing(missing: dict[str, list[int]]) -> str:
-    """The books that a mirror does not have, for people.
+def name_missing(missing: Mapping[str, Sequence[int]]) -> str:
+    """Describe the books that a mirror does not have.
 
     >>> name_missing({"train": [10, 11], "test": [126]})
     'books that are not there: 10 11 (train), 126 (test)'
@@ -133,9 +142,9 @@ def _tokenise(book: tuple[str, str, bytes | Path, bool]) -> list[tuple[str, Enco
 
 
 def extract(content: bytes, name: str) -> str:
-    """What stands between the START and END markers: from the first marker's last letter to the second's first.
+    """Return the text between the START and END markers, without the markers.
 
-    A text without a START marker begins where the file does, one without an END marker ends where the file does.
+    A text without a START marker begins where the file does; a text without an END marker ends where the file does.
     """
     if b"\0" in content:
         raise LabError(f"{name} is not a text, it has zero bytes: take it out of the books")
@@ -152,11 +161,94 @@ def extract(content: bytes, name: str) -> str:
 
 
 def extract_as_in_paper(content: bytes) -> str:
-    """The original script's extraction, with what it does to other files than it was made for.
+    """Return what the paper's script takes from a book, including what the script does to unusual files.
 
-    It knows the marker with THIS alone. Without it 36 bytes at the beginning are lost, without END the last byte, and
-    bytes that are not UTF-8 are dropped.
+    The script knows only the marker with THIS. Without that marker it loses the first 36 bytes, without an END marker
+    the last byte, and it drops bytes that are not UTF-8.
     """
     start = content.find(b"START OF " + MARKERS[0]) + len(b"START OF " + MARKERS[0])
     end = content.find(b"END OF " + MARKERS[0])
     return content[start:end].decode("utf-8", "ignore")
+
+
+def collect(
+    folder: Path, splits: Splits, scratch: Path, mirror: str, quiet: bool
+) -> tuple[dict[int, Path], dict[str, list[int]]]:
+    """Return a file for each book, and for each split the books that the mirror does not have.
+
+    A book is `SPLIT/ID.txt` or `ID.txt` in `folder`, or a member ID.txt of an archive there, which is unpacked to
+    `scratch`. Any other book is downloaded to `folder`.
+    """
+    found = _books(folder, splits)
+    wanted = [number for numbers in splits.values() for number in numbers]
+    for archive in _archives(folder):
+        if missing := {f"{number}.txt": number for number in wanted if number not in found}:
+            _unpack(archive, missing, scratch, found)
+    gone = _fetch([number for number in wanted if number not in found], folder, mirror, found, quiet)
+    by_split = {split: [number for number in numbers if number in gone] for split, numbers in splits.items()}
+    return found, {split: numbers for split, numbers in by_split.items() if numbers}
+
+
+def _books(folder: Path, splits: Splits) -> dict[int, Path]:
+    found = {}
+    for split, numbers in splits.items():
+        for number in numbers:
+            for path in (folder / split / f"{number}.txt", folder / f"{number}.txt"):
+                if path.exists():
+                    found[number] = path
+    return found
+
+
+def _archives(folder: Path) -> list[Path]:
+    """Return the archives in a folder, the smallest first because it takes the least time to look through."""
+    found = [path for path in folder.glob("*") if is_archive(path)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: (path.stat().st_size, path.name))
+
+
+def _unpack(archive: Path, missing: Mapping[str, int], scratch: Path, found: dict[int, Path]) -> None:
+    def name_of(member: str) -> str:
+        return member.rpartition("/")[2]
+
+    for member, content in read_texts(archive, lambda member: name_of(member) in missing):
+        number, path = missing[name_of(member)], scratch / name_of(member)
+        if number not in found:
+            path.write_bytes(content)
+            found[number] = path
+
+
+def _fetch(numbers: Sequence[int], folder: Path, mirror: str, found: dict[int, Path], quiet: bool) -> set[int]:
+    """Download books to `folder` and add them to `found`; return the books that the mirror does not have."""
+    gone: set[int] = set()
+    if not numbers:
+        return gone
+    total, start = len(found) + len(numbers), len(found)
+    with Progress("gutenberg", total=total, start=start, unit="books", quiet=quiet) as progress:
+        for number in numbers:
+            if number != numbers[0]:
+                time.sleep(PAUSE)
+            address, path = mirror.replace("{id}", str(number)), folder / f"{number}.txt"
+            try:
+                download(address, path, quiet=True)
+                _refuse_pages(address, path)
+                found[number] = path
+            except LabError as error:
+                if not (isinstance(error.__cause__, HTTPError) and error.__cause__.code in GONE):
+                    left = total - len(found) - len(gone)
+                    raise LabError(f"{left:,} of {total:,} books are still to come: {error}") from error
+                gone.add(number)
+            if len(gone) == SUSPECT and not any(place.parent == folder for place in found.values()):
+                raise LabError(
+                    f"{address} is not there, nor are {SUSPECT - 1} other books: give the address of another mirror "
+                    "with --mirror"
+                )
+            progress.update(len(found) + len(gone), {"not_there": len(gone)} if gone else {})
+    return gone
+
+
+def _refuse_pages(address: str, path: Path) -> None:
+    """Refuse a web page that came in place of a book: such a page asks for a human, and would be read as a book."""
+    with open(path, "rb") as file:
+        beginning = file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if beginning.startswith((b"<!doctype", b"<html", b"<?xml")):
+        path.unlink()
+        raise LabError(f"{address} is a web page, not a book: give the address of another mirror with --mirror")

@@ -1,4 +1,4 @@
-"""Preparing a corpus: read its sources, tokenise on all cores, choose the vocabulary, write the folder."""
+"""Prepare a corpus: read its sources, tokenise on all cores, choose the vocabulary, write the folder."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ Options = TypeVar("Options")
 
 @dataclass
 class Workshop:
-    """What a corpus needs to read its sources, and where it puts what it read."""
+    """The place where a corpus is prepared: where its sources are, and where its documents, sources and notes go."""
 
     corpus: str
     data_root: Path
@@ -38,7 +38,7 @@ class Workshop:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def note(self, sources: Mapping[str, Path]) -> None:
-        """Note the files that the corpus is made from, by name, with their checksums and times."""
+        """Record the files that the corpus is made from, given by name, with their checksums and times."""
         for name, path in sources.items():
             with readable(path):
                 modified = path.stat().st_mtime_ns
@@ -47,7 +47,7 @@ class Workshop:
     def tokenise(
         self, function: Callable[[Input], Sequence[tuple[str, Encoded]]], inputs: Iterable[Input], total: int | None
     ) -> None:
-        """Gather `function` of all inputs, which gives documents for one split or several."""
+        """Gather the documents that `function` makes of each input, for one split or several."""
         with Progress(self.corpus, total=total, unit="parts", quiet=self.quiet) as progress:
             for number, results in enumerate(in_order(function, inputs, self.processes), 1):
                 for split, encoded in results:
@@ -57,23 +57,23 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Plan:
-    """A corpus to prepare: `gather` reads it, the rest says how its vocabulary is chosen and what it is called."""
+    """How to prepare a corpus: `gather` reads it; the rest decides its vocabulary and its name."""
 
     corpus: str
-    settings: Mapping[str, Any]  # all that decides the ids, apart from the bytes of the sources in the data root
+    settings: Mapping[str, Any]  # everything that decides the ids, except for the sources in the data root
     gather: Callable[[Workshop], None]
-    at_hand: Callable[
-        [Path], Mapping[str, Path]
-    ]  # the sources there are in a data root, by name, as `gather` notes them
-    minimum: int = 1  # occurrences in training of a word that is kept
-    size: int | None = None  # of the vocabulary
+    at_hand: Callable[[Path], Mapping[str, Path]]
+    """Returns the sources in a data root, with the names under which `gather` records them."""
+    minimum: int = 1  # occurrences in training that keep a word in the vocabulary
+    size: int | None = None  # the largest size of the vocabulary
     documents: bool = False  # whether document boundaries and dates are kept
-    usual: bool = True  # whether the settings are the corpus's usual ones, so that it goes by its plain name
-    check: Callable[[Workshop, int], None] = lambda workshop, vocabulary: None  # refuses what is not the known corpus
+    usual: bool = True  # whether the options are at their defaults, so that the corpus has its plain name
+    check: Callable[[Workshop, int], None] = lambda workshop, vocabulary: None
+    """Raises an error if the gathered text, or the size of its vocabulary, is not that of the corpus."""
 
     @property
     def name(self) -> str:
-        """The corpus's own name, or for unusual settings one that no other settings give."""
+        """The name of the corpus, with a code of the settings if they are not the usual ones."""
         text = json.dumps(self.settings, sort_keys=True)
         return self.corpus if self.usual else f"{self.corpus}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -111,27 +111,28 @@ def prepare(
     quiet: bool = False,
     renew: bool = True,
 ) -> tuple[Corpus, bool]:
-    """The corpus of a plan, and whether it was made now; one that is there already is opened.
+    """Return the corpus of a plan, and whether it was made by this call; a corpus that exists already is opened.
 
-    It goes to the folder `name` (default: the plan's) under `corpora` in the cache folder. With `renew` one whose
-    sources have changed since is made again. Sources that are gone are no change: a corpus does not need them.
+    The corpus is the folder `name` (default: the plan's name) under `corpora` in the cache folder. With `renew`, a
+    corpus whose sources have changed since is made again. Missing sources do not count as changed: a prepared corpus
+    does not need them.
     """
     require("numpy")
     folder, root = corpora_root() / (name or plan.name), find_data_root(data_root)
-    found, changed = _there(folder, plan, root, renew)
+    found, changed = _existing(folder, plan, root, renew)
     if found is not None and changed is None:
         return found, False
     scratch = folder.with_name(f"{TEMPORARY}parts-{folder.name}")
     try:
         with _alone(folder):
-            found, changed = _there(folder, plan, root, renew)
-            if found is not None and changed is None:  # another process has just made it
+            found, changed = _existing(folder, plan, root, renew)
+            if found is not None and changed is None:  # another process has made it in the meantime
                 return found, False
             if changed is not None:
-                say(f"{changed} is not what {folder.name} was made from: making it again")
+                say(f"{changed} is not the file that {folder.name} was made from: making it again")
             for left in folder.parent.glob(f"{TEMPORARY}*"):
                 if re.fullmatch(rf"(\d+|old|parts)-{re.escape(folder.name)}", left.name.removeprefix(TEMPORARY)):
-                    shutil.rmtree(left)  # of a process that died, since nobody else writes this corpus now
+                    shutil.rmtree(left)  # its process died, since no other process writes this corpus now
             scratch.mkdir()
             gathered = Gathered(scratch)
             try:
@@ -149,7 +150,7 @@ def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
         plan.gather(workshop)
     except OSError as error:
         if error.filename is None or Path(error.filename).is_relative_to(gathered.folder):
-            raise  # in writing
+            raise  # writing failed, not reading
         raise LabError(f"{error.filename} cannot be read ({reason(error)}): make it readable") from error
     vocabulary = gathered.choose(plan.minimum, plan.size)
     plan.check(workshop, len(vocabulary.words))
@@ -169,8 +170,8 @@ def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
     )
 
 
-def _there(folder: Path, plan: Plan, root: Path, renew: bool) -> tuple[Corpus | None, Path | None]:
-    """The corpus if it is there, and with `renew` a source that is not what it was made from."""
+def _existing(folder: Path, plan: Plan, root: Path, renew: bool) -> tuple[Corpus | None, Path | None]:
+    """Return the corpus if it exists and, with `renew`, the first source that has changed since."""
     if not (folder / MANIFEST).exists():
         return None, None
     found = open_corpus(folder)
@@ -184,7 +185,7 @@ def _there(folder: Path, plan: Plan, root: Path, renew: bool) -> tuple[Corpus | 
 
 
 def _changed(corpus: Corpus, sources: Mapping[str, Path]) -> Path | None:
-    """The first source that is new or has other bytes; one of the same length and time is not read."""
+    """Return the first source that is new or has other bytes. A source of the same length and time is not read."""
     before = {source["name"]: source for source in corpus.manifest["sources"]}
     for name, path in sources.items():
         with readable(path):
@@ -198,7 +199,7 @@ def _changed(corpus: Corpus, sources: Mapping[str, Path]) -> Path | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock on this corpus; another process that prepares it is waited for."""
+    """Hold the lock on this corpus, after waiting for any other process that prepares it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
     lock.touch()
@@ -213,7 +214,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(path: Path, advice: str = "replace it with a whole one") -> Iterator[None]:
-    """Errors in reading a source as errors that name it."""
+    """Turn errors in reading a source into errors that name it."""
     try:
         yield
     except FileNotFoundError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data import dated, gigaword, gutenberg, own_texts, stdlib, wikitext
+from hebbian_softmax.lab.data import dated, gigaword, gutenberg, stdlib, texts, wikitext
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, open_corpus, prepared
 from hebbian_softmax.lab.data.prepare import CorpusKind, prepare
 
@@ -20,7 +20,7 @@ _ALL: tuple[CorpusKind[Any], ...] = (
     gigaword.GIGAWORD,
     dated.REUTERS,
     stdlib.STDLIB,
-    own_texts.TEXTS,
+    texts.TEXTS,
     dated.DATED,
 )
 CORPORA: Mapping[str, CorpusKind[Any]] = {kind.name: kind for kind in _ALL}

@@ -1,6 +1,7 @@
-"""Where data live: `--data-root`, else the environment's HEBBIAN_DATA, else the user's cache folder.
+"""Where data are: in `--data-root`, else the environment's HEBBIAN_DATA, else the user's cache folder.
 
-What is made from data goes to HEBBIAN_CACHE, else the user's cache folder: the data root may be read-only and shared.
+Files that are made from data go to HEBBIAN_CACHE, else the user's cache folder, because the data root may be read-only
+and shared.
 """
 
 import os
@@ -10,7 +11,7 @@ from hebbian_softmax.lab.base.errors import LabError
 
 
 def data_root(option: str | None = None) -> Path:
-    """The folder that holds one subfolder for each data set. One that was named must exist: it may be mistyped."""
+    """Return the folder with one subfolder for each data set. One given as `option` must exist: it may be mistyped."""
     if option:
         given = Path(option).expanduser()
         if not given.is_dir():
@@ -22,7 +23,7 @@ def data_root(option: str | None = None) -> Path:
 
 
 def cache_root() -> Path:
-    """The folder for arrays that are made once and read often; all of it may be deleted at any time."""
+    """Return the folder for files that are made once and read often; all of it may be deleted at any time."""
     if configured := os.environ.get("HEBBIAN_CACHE"):
         return Path(configured).expanduser()
     return _user_cache()

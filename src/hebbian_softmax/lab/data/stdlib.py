@@ -1,8 +1,8 @@
-"""Python's own standard library as a corpus: on every machine that runs this, so nothing is downloaded.
+"""The source of Python's standard library as a corpus: every machine has it, so nothing is downloaded.
 
-Names are split where they are written together: `get_nameList` gives `get`, `_`, `name`, `List`. Comments and strings
-become words and signs. `<eos>` ends a line, `<indent>` and `<dedent>` stand for a block's beginning and end. Which
-Python it is decides the text, so it is part of the corpus's settings.
+Names are split into their parts: `get_nameList` gives `get`, `_`, `name`, `List`. Comments and strings become words and
+signs. `<eos>` ends a line, `<indent>` and `<dedent>` stand for a block's beginning and end. The text depends on the
+version of Python, so the version is part of the corpus's settings.
 """
 
 import hashlib
@@ -20,24 +20,24 @@ from hebbian_softmax.lab.data.corpus import EOS
 from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
-MINIMUM = 3  # occurrences in training of a word of the vocabulary, as in WikiText
+MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
 INDENT, DEDENT = "<indent>", "<dedent>"
-HELD_OUT = 16  # one module of so many validates, and one tests
-# Tests hold code that is wrong on purpose; the others are tables that a program wrote.
+HELD_OUT = 16  # about one module in so many is for validation, and one for testing
+# Tests hold code that is wrong on purpose, packages are not part of the library, and tables were written by programs.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "encodings"}
-OF_THE_BUILD = ("_sysconfigdata", "config-")  # made where this Python was built, with its paths
+OF_THE_BUILD = ("_sysconfigdata", "config-")  # these files hold paths of the machine that built this Python
 
 _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+|_+|\S")
 
 
 def plan() -> Plan:
-    """The library of the Python that runs."""
+    """Return the plan for the library of the running Python."""
     python, folder = platform.python_version(), Path(sysconfig.get_path("stdlib"))
     return Plan(
         f"stdlib-{python}",
         {"python": python, "minimum": MINIMUM},
         partial(_gather, folder),
-        lambda root: _modules(folder),  # which is in no data root
+        lambda root: _modules(folder),  # the library is in no data root
         MINIMUM,
         documents=True,
     )
@@ -51,14 +51,14 @@ STDLIB = CorpusKind(
 def _gather(folder: Path, workshop: Workshop) -> None:
     modules = _modules(folder)
     if not modules:
-        raise LabError(f"{folder} has no modules: this Python comes without its library's source, take another")
+        raise LabError(f"{folder} has no modules: this Python comes without its library's source; use another")
     workshop.note(modules)
     workshop.tokenise(_tokenise, modules.items(), len(modules))
     workshop.notes["modules"] = workshop.gathered.documents()
 
 
 def _modules(folder: Path) -> dict[str, Path]:
-    """The files by their names in the library."""
+    """Return the source files by their names in the library."""
     every = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
     return {name.as_posix(): path for name, path in every if _taken(name.parts)}
 
@@ -68,7 +68,7 @@ def _taken(parts: tuple[str, ...]) -> bool:
 
 
 def split_of(module: str) -> str:
-    """The split of a module by a checksum of its name, so that it stays when others come or go."""
+    """Return the split of a module, chosen by a checksum of its name so that other modules do not matter."""
     place = int.from_bytes(hashlib.sha256(module.encode()).digest()[:4], "little") % HELD_OUT
     return {0: "valid", 1: "test"}.get(place, "train")
 
@@ -81,12 +81,12 @@ def _tokenise(module: tuple[str, Path]) -> list[tuple[str, Encoded]]:
     try:
         encoded.add(code_tokens(content))
     except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
-        raise LabError(f"{path} is no Python of this version ({error}): repair this Python's library") from error
+        raise LabError(f"{path} is not Python of this version ({error}): repair this Python's library") from error
     return [(split_of(name), encoded)]
 
 
 def code_tokens(content: bytes) -> Iterator[str]:
-    """The tokens of a module.
+    """Yield the tokens of a module.
 
     >>> " ".join(code_tokens(b"if fooBar: # why\\n  x_1 = 'no'\\n"))
     "if foo Bar : # why <eos> <indent> x _ 1 = ' no ' <eos> <dedent>"

@@ -1,14 +1,15 @@
-"""NLTK's sentences and words, as the paper's script takes them (appendix, "Data pre-processing"), several times faster.
+"""NLTK's sentences and words as the paper's script takes them (appendix, "Data pre-processing"), several times faster.
 
 The script calls `nltk.sent_tokenize` on a text and `nltk.word_tokenize` on each sentence, which looks for sentences in
-that sentence once more. Two observations give the same tokens for less work:
+that sentence again. Two observations give the same tokens with less work:
 
-- Whether a full stop ends a sentence depends on the words around it alone, and those come again and again.
-- Between spaces, words are split the same wherever they stand, except at the two ends of a sentence: each of the word
-  tokenizer's patterns that looks beyond a space either asks only whether there is one, or whether the sentence begins
-  or ends there. "Ends" may have closing quotes and brackets after it, with spaces between.
+- Whether a full stop ends a sentence depends only on the words around it, and the same words occur again and again.
+- A string between two spaces is split the same way everywhere except at the two ends of a sentence: each pattern of the
+  word tokenizer that looks beyond a space asks only whether there is a space, or whether the sentence begins or ends
+  there. The end of a sentence may be followed by closing quotes and brackets, with spaces between them.
 
-So both kinds of answers come from NLTK itself once and are remembered. The tests compare with NLTK on whole texts.
+So NLTK is asked each question of either kind once, and its answers are remembered. The tests compare the tokens with
+NLTK's own on whole texts.
 """
 
 import re
@@ -25,25 +26,25 @@ from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.data.corpus import EOS
 from hebbian_softmax.lab.data.download import download
 
-PUNKT = "tokenizers/punkt_tab"  # NLTK's sentence model, in its data folder
+PUNKT = "tokenizers/punkt_tab"  # NLTK's sentence model, in NLTK's data folder
 PUNKT_ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"
-CLOSERS = "])}>\"'»”’ "  # what may stand between a sentence's full stop and its end
-REMEMBERED = 1_000_000  # answers of each kind in a process; then it starts afresh, so that memory stays bounded
-TOGETHER = 2_000  # pieces to tokenise in one call
-MARK = "\uf8ff"  # stands between them; of private use, so that no text should have it
+CLOSERS = "])}>\"'»”’ "  # characters that may stand between the full stop and the end of a sentence
+REMEMBERED = 1_000_000  # answers of each kind that a process keeps; then it forgets all, so that memory is bounded
+TOGETHER = 2_000  # pieces tokenised in one call of NLTK
+MARK = "\uf8ff"  # stands between these pieces: a private-use character, which few texts have
 
-# A piece is a string without spaces. One of these before it says that it does not stand between two spaces. No text
-# has them when it is cut to pieces: its line breaks are spaces then.
+# A piece is a string without spaces. One of these prefixes tells that the piece is at an end of a sentence and not
+# between two spaces. Texts cannot contain the prefixes: their line breaks are replaced by spaces first.
 FIRST, LAST, ONLY, END = "\nF", "\nL", "\nO", "\nE"
 
-# At the beginning of a sentence NLTK reads some quotes otherwise than after a space, but not one before a letter.
+# At the beginning of a sentence, NLTK reads some quotes differently from after a space, unless a letter follows.
 _UNLIKE_INNER = re.compile(r"(?:'|\"(?![A-Za-z]))")
-# Letters, the end of a sentence and at most one closing sign, each of which is then a token.
+# Letters, the end of a sentence and at most one closing sign: each of the three is a token.
 _PLAIN_LAST = re.compile(r"([A-Za-z]+)([.?!][\"'”’)]?)")
 
 
 def find_punkt(data_root: Path, quiet: bool = False) -> None:
-    """Make NLTK's English sentence model findable: through NLTK_DATA, in `nltk_data` under the data root, or new."""
+    """Make NLTK find its English sentence model: in NLTK_DATA, in `nltk_data` under the data root, or downloaded."""
     require("nltk")
     import nltk
 
@@ -51,7 +52,7 @@ def find_punkt(data_root: Path, quiet: bool = False) -> None:
     if str(folder) not in nltk.data.path:
         nltk.data.path.append(str(folder))
     if not _has_model():
-        archive = folder / f"{PUNKT}.zip"  # NLTK reads it as it is
+        archive = folder / f"{PUNKT}.zip"  # NLTK reads the archive without unpacking
         download(PUNKT_ADDRESS, archive, quiet=quiet)
         if not _has_model():
             raise LabError(
@@ -71,25 +72,27 @@ def _has_model() -> bool:
 
 
 class Tokeniser:
-    """Lower-case tokens of English text, `<eos>` after each sentence. Use `find_punkt` first.
+    """Turns English text into lower-case tokens with `<eos>` after each sentence. Call `find_punkt` first.
 
     "Mr. Holmes can't come. He's ill." becomes `mr. holmes ca n't come . <eos> he 's ill . <eos>`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int = REMEMBERED, together: int = TOGETHER) -> None:
+        """Keep at most about `remembered` answers of NLTK, and ask for `together` of them in one call."""
         from nltk.tokenize import NLTKWordTokenizer
 
+        self._remembered, self._together = remembered, together
         self._punkt = _punkt()
         self._may_end = _untimed(self._punkt._lang_vars.period_context_re()).search
         self._split = NLTKWordTokenizer().tokenize
         self._known: dict[str, tuple[str, ...]] = {}
 
     def tokens(self, text: str) -> list[str]:
-        """The tokens of all sentences of a text."""
+        """Return the tokens of all sentences of a text."""
         return self.tokens_of_each([[text]])[0]
 
     def tokens_of_each(self, documents: Iterable[Iterable[str]]) -> list[list[str]]:
-        """The tokens of each document, whose texts are tokenised by themselves. Many at once are faster."""
+        """Return the tokens of each document, which is a list of texts. Many documents in one call are faster."""
         cut = [[piece for text in texts for piece in self._pieces(text)] for texts in documents]
         self._learn(set(chain.from_iterable(cut)))
         return [list(chain.from_iterable(map(self._known.__getitem__, pieces))) for pieces in cut]
@@ -97,7 +100,7 @@ class Tokeniser:
     def _pieces(self, text: str) -> list[str]:
         pieces: list[str] = []
         for sentence in self._punkt.sentences_from_text(text.replace("\r", " ").replace("\n", " ")):
-            # `word_tokenize` looks for sentences in the sentence once more.
+            # `word_tokenize` looks for sentences in the sentence again.
             again = self._punkt.sentences_from_text(sentence) if self._may_end(sentence) else [sentence.rstrip()]
             for part in again:
                 _add_pieces(part, pieces)
@@ -105,16 +108,16 @@ class Tokeniser:
         return pieces
 
     def _learn(self, pieces: set[str]) -> None:
-        """Have the tokens of these pieces in `_known`."""
-        if len(self._known) > REMEMBERED:
+        """Put the tokens of these pieces into `_known`."""
+        if len(self._known) > self._remembered:
             self._known = {}
-        if len(self._punkt.decisions) > REMEMBERED:
+        if len(self._punkt.decisions) > self._remembered:
             self._punkt.decisions.clear()
         missing = {piece for piece in pieces if piece not in self._known}
         inner = [piece for piece in missing if not piece.startswith("\n") and MARK not in piece]
-        for start in range(0, len(inner), TOGETHER):
-            # One call for many pieces, which stand between spaces here as they do in a sentence.
-            group = inner[start : start + TOGETHER]
+        for start in range(0, len(inner), self._together):
+            # One call splits many pieces. Each of them is between two spaces here, as it is in its sentence.
+            group = inner[start : start + self._together]
             tokens = iter(self._split(f"{MARK} " + "".join(f"{piece} {MARK} " for piece in group)))
             next(tokens)
             self._known.update((piece, _lower(iter(tokens.__next__, MARK))) for piece in group)
@@ -132,20 +135,20 @@ class Tokeniser:
 
 @cache
 def tokeniser() -> Tokeniser:
-    """The one of this process: what it has learned from one text helps with the next."""
+    """Return the tokeniser of this process: answers remembered from one text are useful for the next."""
     return Tokeniser()
 
 
 def nltk_version() -> str:
-    """For manifests: another version may give other tokens."""
+    """Return the version of NLTK for the manifest: another version may give other tokens."""
     import nltk
 
     return str(nltk.__version__)
 
 
 def _add_pieces(sentence: str, pieces: list[str]) -> None:
-    """Cut a sentence at its spaces, into pieces whose tokens do not depend on each other."""
-    end = sentence.rstrip(CLOSERS).rfind(" ")  # the last piece begins after it, with all that closes the sentence
+    """Cut a sentence at its spaces and append the pieces, whose tokens do not depend on each other."""
+    end = sentence.rstrip(CLOSERS).rfind(" ")  # the last piece begins here and includes all closing characters
     if end < 0:
         pieces.append(ONLY + sentence)
         return
@@ -168,12 +171,12 @@ def _punkt() -> Any:
     from nltk.tokenize.punkt import PunktTokenizer
 
     class RememberingPunkt(PunktTokenizer):
-        """NLTK's sentence tokenizer that decides on each context once."""
+        """NLTK's sentence tokenizer, which decides about each context of a full stop only once."""
 
         def __init__(self) -> None:
             super().__init__("english")
             self.decisions: dict[str, bool] = {}
-            # NLTK gives a search five seconds, the caller's work between two matches included; a book takes longer.
+            # NLTK limits a search to five seconds, including the caller's work between matches; a book takes longer.
             self._lang_vars._re_period_context = _untimed(self._lang_vars.period_context_re())
 
         def text_contains_sentbreak(self, text: str) -> bool:
@@ -194,5 +197,5 @@ def _punkt() -> Any:
 
 
 def _untimed(pattern: Any) -> Any:
-    """The pattern inside NLTK's wrapper that limits a search's time."""
+    """Return the pattern inside NLTK's wrapper, which limits the time of a search."""
     return getattr(pattern, "_rx", pattern)

@@ -1,8 +1,8 @@
-"""From tokens to ids: numbered as they come in each piece of work, joined, and numbered anew by frequency at the end.
+"""From tokens to ids: words are numbered as they come, and numbered again by frequency at the end.
 
-A piece of work (a book, a month of news) numbers its own words. The parent gives each new word the next number, in the
-order of the work, and appends the ids to one file a split. Once all training words are counted, the vocabulary is
-chosen and the files are read once more to give every word its final id.
+Each piece of work (a book, a month of news) numbers its own words. The parent process joins the pieces in order, gives
+each new word the next provisional number and appends the ids to one file for each split. Once all training words are
+counted, the vocabulary is chosen, and the files are read again to give every word its final id.
 """
 
 from array import array
@@ -14,19 +14,19 @@ from typing import IO, Any
 from hebbian_softmax.lab.data.corpus import SPLITS, UNK
 
 CHUNK = 1 << 22  # ids renumbered at a time
-NEVER = 0  # the day of a word that is not in training
+NEVER = 0  # the day of a word that does not occur in training
 
 
 class Encoded:
-    """Documents as ids, with the words that the ids stand for, in order of their first occurrence."""
+    """The documents of one piece of work as ids, and the words that the ids stand for in order of first occurrence."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._latest = NEVER
         self.ids = array("i")
         self.starts: list[int] = []  # where each document begins
-        self.days: list[int] = []  # its date as `datetime.date.toordinal`, NEVER where documents have none
-        self.first_days: list[int] = []  # for each word the first day of a document that has it
+        self.days: list[int] = []  # the date of each document as `datetime.date.toordinal`, NEVER if it has none
+        self.first_days: list[int] = []  # for each word, the first day of a document that has it
 
     @property
     def words(self) -> list[str]:
@@ -37,7 +37,7 @@ class Encoded:
         numbers = self._numbers
         ids = [numbers.setdefault(token, len(numbers)) for token in tokens]
         self.first_days += [day] * (len(numbers) - len(self.first_days))
-        if day < self._latest:  # not in the order of time
+        if day < self._latest:  # documents are not in the order of time
             for number in set(ids):
                 self.first_days[number] = min(self.first_days[number], day)
         self._latest = max(self._latest, day)
@@ -48,7 +48,7 @@ class Encoded:
 
 @dataclass
 class Gathered:
-    """All documents of a corpus, as ids of provisional numbers in one file a split."""
+    """All documents of a corpus as provisional ids, in one file for each split."""
 
     folder: Path
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
@@ -64,13 +64,13 @@ class Gathered:
         self._files: dict[str, IO[bytes]] = {}
 
     def add(self, split: str, encoded: Encoded) -> None:
-        """Append what one piece of work made."""
+        """Append the documents of one piece of work."""
         import numpy as np
 
         numbers, words = self._numbers, encoded.words
         table = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
         if (more := len(numbers) - len(self._counts)) > 0:
-            # In large steps, or copying the old part each time would take longer than the rest.
+            # The arrays grow in large steps: copying them for each piece would take longer than all the rest.
             more = max(more, len(self._counts) // 2)
             self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
             self._first_days = np.concatenate([self._first_days, np.zeros(more, np.int32)])
@@ -87,15 +87,15 @@ class Gathered:
         self.tokens[split] += len(local)
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """Close the files, after the last document."""
         for file in self._files.values():
             file.close()
 
     def choose(self, minimum: int, size: int | None) -> "Vocabulary":
-        """The words seen at least `minimum` times in training, the `size` most frequent of them; the rest `<unk>`.
+        """Choose the words that occur at least `minimum` times in training, and of these the `size` most frequent.
 
-        Most frequent first, equally frequent ones in the order of their strings. `<unk>` stands for all the others and
-        has their count; it takes its place like any word, and one of the `size`. It is left out where nothing is left.
+        They are sorted by frequency, then by string. `<unk>` stands for all other words and has the sum of their
+        counts. It is sorted like any word and counts towards `size`; it is left out if it would stand for nothing.
         """
         import numpy as np
 
@@ -120,11 +120,11 @@ class Gathered:
         return Vocabulary(self, words, [kept[word] for word in words], table, first_days)
 
     def documents(self) -> dict[str, int]:
-        """How many documents each split has."""
+        """Return the number of documents in each split."""
         return {split: sum(map(len, starts)) for split, starts in self._starts.items()}
 
     def arrays(self) -> dict[str, Any]:
-        """Where the documents of each split begin, and their days."""
+        """Return, for each split, the positions where documents begin, and their days."""
         import numpy as np
 
         found = {}
@@ -136,16 +136,16 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The chosen words, and the final id of each provisional number."""
+    """The chosen words, and a table from provisional numbers to final ids."""
 
     gathered: Gathered
     words: list[str]
     counts: list[int]
     table: Any
-    first_days: Any  # for each word the day it is first seen in training
+    first_days: Any  # for each word, the day of its first occurrence in training
 
     def splits(self) -> Mapping[str, Iterator[Any]]:
-        """The final ids of each split, as streams."""
+        """Return iterators over arrays of the final ids of each split."""
         return {split: self._renumbered(self.gathered.folder / split) for split in SPLITS}
 
     def _renumbered(self, path: Path) -> Iterator[Any]:

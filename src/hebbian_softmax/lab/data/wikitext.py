@@ -1,11 +1,10 @@
-"""WikiText-2 and WikiText-103 (Merity et al., 2016): Wikipedia articles, tokenised already, `<unk>` in place.
+"""WikiText-2 and WikiText-103 (Merity et al., 2016): Wikipedia articles that are tokenised already and have `<unk>`.
 
-One `<eos>` ends each line, as in the counts that papers give. The files are `wiki.train.tokens` and so on, in the
-official archive or, packed with xz or not, in a folder of the data root that has the corpus's name.
+Each line ends with one `<eos>`, as in the counts that papers give. The files are `wiki.train.tokens` and so on. They
+are in the official archive or, packed with xz or not, in a folder of the data root that has the corpus's name.
 """
 
 import contextlib
-import io
 import lzma
 import zipfile
 import zlib
@@ -16,44 +15,43 @@ from pathlib import Path
 from typing import IO
 
 from hebbian_softmax.lab.base.errors import LabError, reason
-from hebbian_softmax.lab.data.corpus import EOS, SPLITS
+from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
+from hebbian_softmax.lab.data.texts import split_at_spaces
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
-ADDRESS = "https://wikitext.smerity.com/"  # of the corpus's author
+ADDRESS = "https://wikitext.smerity.com/"  # the site of the corpus's author
 PART = 4 << 20  # bytes tokenised at a time
 
 
 @dataclass(frozen=True)
 class Official:
-    """What a corpus of this name must have: tokens with one `<eos>` a line, and different words with `<eos>`."""
+    """The published counts of a corpus."""
 
     name: str
-    tokens: tuple[int, int, int]
-    words: int
+    tokens: tuple[int, int, int]  # of train, valid and test, one `<eos>` a line included
+    words: int  # different words, `<eos>` included
 
 
-OFFICIAL = {
-    "wikitext-2": Official("wikitext-2", (2_088_628, 217_646, 245_569), 33_278),
-    "wikitext-103": Official("wikitext-103", (103_227_021, 217_646, 245_569), 267_735),
-}
+def plan(official: Official) -> Plan:
+    """Return the plan for the corpus that has these counts."""
+    return Plan(
+        official.name, {}, partial(_gather, official), partial(_at_hand, official), check=partial(_check, official)
+    )
 
 
-def plan(name: str) -> Plan:
-    """WikiText under its official name."""
-    official = OFFICIAL[name]
-    return Plan(name, {}, partial(_gather, official), partial(_at_hand, official), check=partial(_check, official))
+def _kind(help: str, official: Official) -> CorpusKind[NoOptions]:
+    return CorpusKind(official.name, help, NoOptions, lambda options: plan(official))
 
 
-WIKITEXT_2 = CorpusKind(
-    "wikitext-2", "2 million words of Wikipedia; a vocabulary of 33,278", NoOptions, lambda options: plan("wikitext-2")
+WIKITEXT_2 = _kind(
+    "2 million words of Wikipedia; a vocabulary of 33,278",
+    Official("wikitext-2", (2_088_628, 217_646, 245_569), 33_278),
 )
-WIKITEXT_103 = CorpusKind(
-    "wikitext-103",
+WIKITEXT_103 = _kind(
     "103 million words of Wikipedia: the paper's; a vocabulary of 267,735",
-    NoOptions,
-    lambda options: plan("wikitext-103"),
+    Official("wikitext-103", (103_227_021, 217_646, 245_569), 267_735),
 )
 
 
@@ -74,7 +72,7 @@ def _by_name(places: dict[str, Path]) -> dict[str, Path]:
 
 
 def _look(official: Official, root: Path) -> dict[str, Path]:
-    """The file that holds each split, if there is one: a text, or the archive for all of them."""
+    """Return the file that holds each split, where there is one: a text, or the archive for all splits."""
     folder, archive = root / official.name, f"{official.name}-v1.zip"
     for path in (root / archive, folder / archive):
         if path.exists():
@@ -88,7 +86,7 @@ def _look(official: Official, root: Path) -> dict[str, Path]:
 
 
 def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
-    """The file that holds each split; the archive is downloaded where one is missing."""
+    """Return the file that holds each split; download the archive if one is missing."""
     if len(texts := _look(official, root)) == len(SPLITS):
         return texts
     folder, archive = root / official.name, f"{official.name}-v1.zip"
@@ -103,7 +101,7 @@ def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
 
 
 def _parts(official: Official, split: str, path: Path) -> Iterator[bytes]:
-    """The lines of a split, some megabytes at a time."""
+    """Yield the lines of a split, some megabytes at a time."""
     advice = f"replace it with {ADDRESS}{official.name}-v1.zip, or delete it and it will be downloaded"
     try:
         with readable(path, advice), _open(official, split, path) as file:
@@ -132,12 +130,12 @@ def _tokenise(part: tuple[str, str, bytes]) -> list[tuple[str, Encoded]]:
             f"{path} holds bytes in its {split} split that are not UTF-8 ({error}): replace it with the official file"
         ) from error
     encoded = Encoded()
-    # Lines end at line feeds alone: some articles have other separators inside a line.
-    encoded.add(token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
+    encoded.add(split_at_spaces(text))
     return [(split, encoded)]
 
 
 def _check(official: Official, workshop: Workshop, words: int) -> None:
+    """Refuse sources that do not have the published counts."""
     found = (*workshop.gathered.tokens.values(), words)
     expected = (*official.tokens, official.words)
     if found != expected:

@@ -1,4 +1,4 @@
-"""A function over many inputs on all cores, results in order, with few inputs and results in memory at a time."""
+"""Apply a function to many inputs on all cores: results come in order, and only a few of them are in memory."""
 
 import multiprocessing
 import os
@@ -16,21 +16,21 @@ from hebbian_softmax.lab.base.errors import LabError
 Input = TypeVar("Input")
 Output = TypeVar("Output")
 
-AHEAD = 3  # inputs a process that wait or whose results wait
+AHEAD = 3  # inputs for each process that are submitted before their results are needed
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], processes: int) -> Iterator[Output]:
-    """`map(function, inputs)` with the work spread over processes. The results do not depend on their number.
+    """Yield `map(function, inputs)` with the work spread over processes; their number does not change the results.
 
-    `function` must be importable by name. An error in it is raised here, and the processes end with this one.
+    `function` must be importable by name. Its errors are raised here, and the workers end with this process.
     """
-    # Forked, workers start at once and know what the parent has found out; a fresh interpreter would import torch
-    # first. They touch neither torch nor threads of the parent, which is what newer Pythons warn about.
+    # Forked workers start at once and have the parent's caches; a fresh interpreter would have to import torch first.
+    # Newer Pythons warn about forking because of the parent's threads, but the workers use neither these nor torch.
     if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield from map(function, inputs)
         return
@@ -49,9 +49,10 @@ def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], proce
         pool.shutdown()
     except BrokenProcessPool as error:
         raise LabError(
-            "a worker process died, which mostly means that memory ran out: use fewer with --processes"
+            "a worker process died, most likely because memory ran out: use fewer of them with --processes"
         ) from error
-    except BaseException:  # an error, Ctrl-C, or nobody wants the rest: do not wait for work that may take minutes
+    except BaseException:
+        # After an error or Ctrl-C, or when the caller stops early, work that may take minutes is not waited for.
         for process in multiprocessing.active_children():
             if process not in others:
                 process.terminate()
@@ -61,7 +62,7 @@ def in_order(function: Callable[[Input], Output], inputs: Iterable[Input], proce
 
 
 def _begin() -> None:
-    """Leave signals to the parent, and do not outlive it."""
+    """Let the parent handle signals, and end when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()

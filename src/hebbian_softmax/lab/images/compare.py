@@ -1,65 +1,39 @@
 """`hebbian compare glyphs` and `hebbian compare omniglot`: the image curriculum (section 4.1) with both heads.
 
-Both start from the same weights and draw the same random numbers; each goes through the curriculum at its own speed.
+Both learners start from the same weights and draw the same random numbers; each goes through the curriculum at its
+own speed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.progress import Bar, Progress
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.base.settings import as_options, choice, integer, multiple, number, setting
+from hebbian_softmax.lab.base.settings import as_options
 from hebbian_softmax.lab.base.training import train
-from hebbian_softmax.lab.images.bars import Bars
-from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY, History
-from hebbian_softmax.lab.images.data import ImageSet
+from hebbian_softmax.lab.images import glyphs, omniglot
+from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY, CurriculumSettings, History
+from hebbian_softmax.lab.images.data import ImageSet, ImageSource
 from hebbian_softmax.lab.images.fleet import Runner, Threads, finish_all, start
-from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Learner, Method
-from hebbian_softmax.lab.images.omniglot import load_omniglot
 from hebbian_softmax.lab.images.tables import draw_two, tabulate_two
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 
+SOURCES = (glyphs.SOURCE, omniglot.SOURCE)
 NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
-CHECKPOINT_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class GlyphsSettings:
-    """The defaults are `make demo`: chosen by measurement over seeds, see `results/glyphs-demo`."""
-
-    steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
-    classes: int = setting(0, "classes that take part, 0 for all", integer(0, 100_000))
-    learning_rate: float = setting(0.008, "of RMSProp, for both networks", number(0))
-    gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
-    limit: int = setting(50, "T, occurrences of a class that the rule writes", integer(0))
-    filters: int = setting(32, "of each convolution, and features that the heads see", integer(1, 4096))
-    softmax: str = setting(
-        "all", "classes that compete: all from the first step on, or active", choice("all", "active")
-    )
-    seed: int = setting(0, "for the order of classes, the first weights and the draws", integer(0, 2**32 - 1))
-    device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
-
-
-@dataclass(frozen=True)
-class OmniglotSettings(GlyphsSettings):
-    """The paper's data and its 64 filters; long enough to reach beyond 200 classes with both heads."""
-
-    steps: int = setting(3000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
-    filters: int = setting(64, "of each convolution, and features that the heads see", integer(1, 4096))
-    data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+SCALES = (50, 100, 200, 500, 1000, 2000)  # numbers of classes that a full bar stands for
 
 
 class Comparison:
     """The task of the training loop: both learners take a step, and every 25 steps both are tested."""
 
-    def __init__(self, data: ImageSet, settings: GlyphsSettings, threads: Threads) -> None:
+    def __init__(self, data: ImageSet, settings: CurriculumSettings, threads: Threads) -> None:
         device = choose_device(settings.device)
         images = data.images.to(device)
         self.threads = threads
@@ -86,7 +60,7 @@ class Comparison:
 
     @property
     def runners(self) -> list[Runner]:
-        """Made when they are first needed, since a recorded learner must stay where it is."""
+        """The runners of both learners, made when first needed, since a recorded learner must not be loaded again."""
         if not self._runners:
             self._runners = [start(learner) for learner in self.learners.values()]
         return self._runners
@@ -118,55 +92,8 @@ class Comparison:
             self.histories[name].load_state_dict(state[name]["history"])
 
 
-def compare(name: str, run: Run, settings: GlyphsSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-    """Train both, then compare them."""
-    device = choose_device(settings.device)
-    data = load(name, settings, quiet)
-    if settings.classes > len(data.images):
-        raise LabError(
-            f"{name} has {len(data.images)} classes, not {settings.classes}: give --classes a smaller number"
-        )
-    with Threads(device, len(NAMES)) as threads:
-        comparison = Comparison(data, settings, threads)
-        seconds = train(
-            comparison,
-            run,
-            steps=settings.steps,
-            evaluate_every=CHECK_EVERY,
-            checkpoint_seconds=CHECKPOINT_SECONDS,
-            label=name,
-            quiet=quiet,
-            show=partial(Bars, contenders=NAMES),
-        )
-    histories = comparison.histories
-    result = Result(
-        title=f"Plain and Hebbian softmax on the {name.capitalize()} curriculum",
-        summary=summarize(histories, settings),
-        metrics={
-            "data": data.identity,
-            "seconds": seconds,
-            **{name: {"reached": history.reached, **history.state_dict()} for name, history in histories.items()},
-        },
-        tables=[tabulate_two(histories, NAMES)],
-        figures=[
-            Figure(
-                "curriculum.png",
-                "Left: classes against training steps for both heads. Right: the steps that each level took.",
-            )
-        ],
-        next_steps=suggest(name, settings),
-    )
-    return result, {"curriculum.png": draw_two(histories, NAMES)}
-
-
-def load(name: str, settings: GlyphsSettings, quiet: bool) -> ImageSet:
-    if isinstance(settings, OmniglotSettings):
-        return load_omniglot(settings.data_root or None, quiet=quiet)
-    return make_glyphs(quiet=quiet)
-
-
-def summarize(histories: Mapping[str, History], settings: GlyphsSettings) -> str:
-    """What was seen, in plain sentences, whichever side it favours."""
+def summarize(histories: Mapping[str, History], settings: CurriculumSettings) -> str:
+    """Say what was seen in plain sentences, whichever side it favours."""
     plain, hebbian = histories["plain"], histories["hebbian"]
     words = (
         f"In the same {settings.steps:,} steps of {BATCH} images, plain softmax learned its way up to {plain.reached} "
@@ -191,8 +118,8 @@ def summarize(histories: Mapping[str, History], settings: GlyphsSettings) -> str
     return f"{words}Both chose among {among}. This is one seed."
 
 
-def suggest(name: str, settings: GlyphsSettings) -> list[str]:
-    """Commands worth trying next; what they do not vary stays as it was in this run."""
+def suggest(name: str, settings: CurriculumSettings) -> list[str]:
+    """Return commands worth trying next. Each varies one thing and keeps the other settings of this run."""
     variations = [
         (replace(settings, seed=(settings.seed + 1) % 2**32), "other classes first, other first weights"),
         (replace(settings, steps=min(2 * settings.steps, 10**6)), "does the difference last?"),
@@ -206,28 +133,101 @@ def suggest(name: str, settings: GlyphsSettings) -> list[str]:
     return [*commands, "hebbian compare longtail  # rare classes instead of new ones"]
 
 
+class ContendersProgress(Progress):
+    """Progress with a further bar for the classes that each contender has reached.
+
+    The metrics of a contender are `NAME_classes`, `NAME_accuracy` and, once it has completed a level,
+    `NAME_level_steps`.
+    """
+
+    def line(self, rate: float | None) -> str:
+        both = [f"{title} {', '.join(words)}" for name, title in NAMES.items() if (words := self.contender(name))]
+        return "; ".join([super().line(rate), *both])
+
+    def bars(self, rate: float | None) -> list[Bar]:
+        classes = {name: self.metrics.get(f"{name}_classes", 0) for name in NAMES}
+        scale = next((scale for scale in SCALES if max(classes.values()) <= scale), SCALES[-1])
+        both = [Bar(f"  {title}", classes[name], scale, self.contender(name)) for name, title in NAMES.items()]
+        return [*super().bars(rate), *both]
+
+    def words(self, rate: float | None) -> list[str]:
+        """Return what is said about the steps; the metrics are said of each contender."""
+        metrics, self.metrics = self.metrics, {}
+        try:
+            return super().words(rate)
+        finally:
+            self.metrics = metrics
+
+    def contender(self, name: str) -> list[str]:
+        """Return what is said about one contender; nothing before its first check."""
+        if f"{name}_classes" not in self.metrics:
+            return []
+        classes, accuracy = self.metrics[f"{name}_classes"], self.metrics[f"{name}_accuracy"]
+        said = [f"{classes:.0f} classes", f"{100 * accuracy:.0f} % right"]
+        if f"{name}_level_steps" in self.metrics:
+            said.append(f"{self.metrics[f'{name}_level_steps']:.0f} steps a level")
+        return said
+
+
+@dataclass(frozen=True)
 class Comparing(Recipe):
-    """`hebbian compare glyphs` and `hebbian compare omniglot`."""
+    """`hebbian compare` on a set of images."""
 
-    def perform(self, run: Run, settings: GlyphsSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-        return compare(self.name, run, settings, quiet)
+    source: ImageSource
+    checkpoint_seconds: float = 5.0
+
+    def perform(self, run: Run, settings: CurriculumSettings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        """Train both learners, then compare them."""
+        device = choose_device(settings.device)
+        data = self.source.load(settings, quiet)
+        if settings.classes > len(data.images):
+            raise LabError(
+                f"{self.name} has {len(data.images)} classes, not {settings.classes}: give --classes a smaller number"
+            )
+        with Threads(device, len(NAMES)) as threads:
+            comparison = Comparison(data, settings, threads)
+            seconds = train(
+                comparison,
+                run,
+                steps=settings.steps,
+                evaluate_every=CHECK_EVERY,
+                checkpoint_seconds=self.checkpoint_seconds,
+                label=self.name,
+                quiet=quiet,
+                show=ContendersProgress,
+            )
+        histories = comparison.histories
+        caption = "Left: classes against training steps for both heads. Right: the steps that each level took."
+        result = Result(
+            title=f"Plain and Hebbian softmax on the {self.name.capitalize()} curriculum",
+            summary=summarize(histories, settings),
+            metrics={
+                "data": data.identity,
+                "seconds": seconds,
+                **{name: {"reached": history.reached, **history.state_dict()} for name, history in histories.items()},
+            },
+            tables=[tabulate_two(histories, NAMES)],
+            figures=[Figure("curriculum.png", caption)],
+            next_steps=suggest(self.name, settings),
+        )
+        return result, {"curriculum.png": draw_two(histories, NAMES)}
 
 
-def recipe(name: str, settings: type, help: str) -> Recipe:
+def comparing(source: ImageSource, checkpoint_seconds: float = 5.0) -> Comparing:
+    """Return the recipe that compares both heads on a set of images."""
     return Comparing(
         verb="compare",
-        name=name,
-        help=help,
+        name=source.name,
+        help=source.help,
         description=(
             "Trains the same convolutional network twice, with a plain and with a Hebbian softmax. Each begins with "
             "30 classes of images and gets 5 more whenever it recognises more than 60 % of the test images so far: "
-            "who gets further in the same number of steps?"
+            "which gets further in the same number of steps?"
         ),
-        settings=settings,
+        settings=source.settings,
+        source=source,
+        checkpoint_seconds=checkpoint_seconds,
     )
 
 
-GLYPHS = recipe(
-    "glyphs", GlyphsSettings, "new classes of printed characters keep coming; no download, one to three minutes"
-)
-OMNIGLOT = recipe("omniglot", OmniglotSettings, "new classes of handwritten characters keep coming: the paper's task")
+RECIPES = [comparing(source) for source in SOURCES]

@@ -1,39 +1,59 @@
-"""The curriculum of section 4.1: more classes whenever those so far are known well enough, and its history."""
+"""The curriculum of section 4.1: classes are added whenever those so far are known well enough."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+
 START = 30  # classes at first
-ADDED = 5  # classes of each further level
+ADDED = 5  # classes that each further level adds
 THRESHOLD = 60  # per cent of right answers on the test drawings of the classes so far that must be exceeded
 BATCH = 32
-CHECK_EVERY = 25  # steps; at most one level a check
+CHECK_EVERY = 25  # training steps between checks; a check adds one level at most
+
+
+@dataclass(frozen=True)
+class CurriculumSettings:
+    """The options of `hebbian compare` on a set of images. A set may give them other defaults and add its own."""
+
+    steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
+    classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
+    learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", number(0))
+    gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
+    limit: int = setting(50, "T, number of occurrences of a class that the rule writes", integer(0))
+    filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))
+    softmax: str = setting(
+        "all", "classes that compete: all from the first step on, or active ones only", choice("all", "active")
+    )
+    seed: int = setting(0, "seed of the order of classes, the first weights and the draws", integer(0, 2**32 - 1))
+    device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
 
 
 @dataclass
 class History:
-    """What was seen at each check: accuracy on the classes that were active, and the classes after it."""
+    """The outcome of each check: the accuracy on the classes active before it, and the number active after it."""
 
     start: int
     accuracy: list[float] = field(default_factory=list)
     classes: list[int] = field(default_factory=list)
 
     def add(self, accuracy: float, classes: int) -> None:
+        """Append the outcome of one more check."""
         self.accuracy.append(accuracy)
         self.classes.append(classes)
 
     @property
     def steps(self) -> list[int]:
-        """The step of each check."""
+        """The training step of each check."""
         return [CHECK_EVERY * number for number in range(1, len(self.classes) + 1)]
 
     @property
     def reached(self) -> int:
-        """Classes after the last check."""
+        """The number of classes after the last check."""
         return self.classes[-1] if self.classes else self.start
 
     def levels(self) -> list[tuple[int, int]]:
-        """Each level completed: how many classes it had, and the step of the check that ended it.
+        """Return, for each completed level, its number of classes and the step of the check that ended it.
 
         >>> History(30, accuracy=[0.5, 0.7, 0.5, 0.7], classes=[30, 35, 35, 40]).levels()
         [(30, 50), (35, 100)]
@@ -42,19 +62,19 @@ class History:
         return [(old, step) for old, new, step in zip(before, self.classes, self.steps, strict=False) if new > old]
 
     def steps_per_level(self) -> list[tuple[int, int]]:
-        """Each level completed: how many classes it had, and the steps spent on it."""
+        """Return, for each completed level, its number of classes and the steps spent on it."""
         levels = self.levels()
         begun = [0, *(step for _, step in levels)]
         return [(classes, step - start) for (classes, step), start in zip(levels, begun, strict=False)]
 
     def steps_to(self, classes: int) -> int | None:
-        """The step of the check at which there were so many classes for the first time; None if there never were."""
+        """Return the step of the first check with so many classes, or None if there never were so many."""
         if classes <= self.start:
             return 0
         return next((step for step, now in zip(self.steps, self.classes, strict=True) if now >= classes), None)
 
     def classes_at(self, step: int) -> int:
-        """Classes after the last check up to `step`."""
+        """Return the number of classes after the last check up to `step`."""
         checks = min(step // CHECK_EVERY, len(self.classes))
         return self.classes[checks - 1] if checks else self.start
 

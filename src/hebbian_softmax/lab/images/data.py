@@ -1,19 +1,33 @@
-"""Sets of small images in classes, 20 drawings each: what Omniglot and Glyphs have in common."""
+"""Sets of small grey images in classes: what they have in common, how one is declared, and where they are kept."""
 
+import contextlib
 import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
 
+import torch
 from torch import Tensor
 
-DRAWINGS = 20  # of each class
-TEST_DRAWINGS = 5  # the first ones; the paper's split (section 4.1)
-SIZE = 28  # pixels a side
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
+from hebbian_softmax.lab.data.root import cache_root
+from hebbian_softmax.lab.images.curriculum import CurriculumSettings
+
+DRAWINGS = 20  # drawings of each class in Omniglot and Glyphs
+SIZE = 28  # pixels a side in Omniglot and Glyphs
+TEST_DRAWINGS = 5  # the first drawings of each class; the paper's split (section 4.1)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images (classes, 20, 28, 28) in uint8: ink is 255, paper 0. `class_names` has one name a class, in order."""
+    """Images (classes, drawings, height, width) in uint8, where ink is 255 and paper 0, and each class's name."""
 
     name: str
     images: Tensor
@@ -21,18 +35,105 @@ class ImageSet:
 
     @property
     def train(self) -> Tensor:
-        """The last 15 drawings of each class, a view."""
+        """A view of the drawings of each class after the first 5."""
         return self.images[:, TEST_DRAWINGS:]
 
     @property
     def test(self) -> Tensor:
-        """The first 5 drawings of each class, a view."""
+        """A view of the first 5 drawings of each class."""
         return self.images[:, :TEST_DRAWINGS]
 
     @cached_property
     def identity(self) -> str:
-        """Names this very set in a run's manifest: its name, its shape and a checksum of names and pixels."""
+        """The name, the shape, and a checksum of class names and pixels, for a run's manifest."""
         digest = hashlib.sha256("\n".join([self.name, *self.class_names]).encode())
         digest.update(self.images.contiguous().cpu().numpy().data)
         shape = "x".join(str(length) for length in self.images.shape)
         return f"{self.name}-{shape}-{digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """The declaration of an image set: all that commands need to know about it.
+
+    A new set is one module with its `SOURCE` and one line in `compare.SOURCES`.
+    """
+
+    name: str
+    """The second word of `hebbian compare NAME`."""
+    help: str
+    settings: type[CurriculumSettings]
+    load: Callable[[Any, bool], ImageSet]
+    """Returns the set, given the settings and whether to be quiet."""
+
+
+def cached(name: str, key: str, make: Callable[[], ImageSet], cache_dir: Path | None) -> ImageSet:
+    """Return the set kept under `name` and `key` in `cache_dir` (default: `images` in the cache root), or make it.
+
+    `key` stands for everything that the set depends on. A damaged file is made again. The file gets its name once it
+    is whole, and processes that want the same set at the same time make it once.
+    """
+    folder = cache_root() / "images" if cache_dir is None else cache_dir
+    path = folder / f"{name}-{key}.npz"
+    if (found := _read(path, name)) is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, wait=True):
+            if (found := _read(path, name)) is not None:
+                return found
+            if path.exists():
+                say(f"{path} is damaged; making it again")
+            remove_temporary(folder)  # the lock is ours, so temporary files here are from processes that died
+            with _one_thread():
+                images = make()
+            _write(path, images)
+            return images
+    except OSError as error:
+        raise _elsewhere(cannot_write(path, error)) from error
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: making a set is many small steps, and threads would wait for each other after each.
+
+    On two cores that had other work too, Glyphs took 28 s of processor time with two threads and 8 s with one.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _write(path: Path, images: ImageSet) -> None:
+    import numpy as np
+
+    def write(file: IO[bytes]) -> None:
+        np.savez(file, images=images.images.numpy(), class_names=np.array(json.dumps(images.class_names)))
+
+    try:
+        write_atomic(path, write)
+    except LabError as error:
+        raise _elsewhere(error) from error
+
+
+def _elsewhere(error: LabError) -> LabError:
+    """Return the error with the way to choose another folder."""
+    return LabError(f"{error}, with HEBBIAN_CACHE")
+
+
+def _read(path: Path, name: str) -> ImageSet | None:
+    """Return the set in a file, or None if the file is missing or the archive's own checksums show damage."""
+    import numpy as np
+
+    try:
+        with open(path, "rb") as stream, np.load(stream) as file:  # np.load leaves damaged files open
+            images = torch.from_numpy(file["images"])
+            class_names = json.loads(str(file["class_names"]))
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        return None
+    if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(class_names):
+        return None
+    return ImageSet(name, images, class_names)

@@ -1,38 +1,48 @@
-"""Learners at work, alone or many together.
+"""Learners at work, alone or many together, and trials of the curriculum that are stored as they finish.
 
 On a GPU a step of this network is about a hundred kernels of a few microseconds, so a Python loop leaves the device
-idle most of the time. Each learner's step is therefore recorded once as a CUDA graph, and its check as well; the graphs
-of many learners are replayed in turn, each on a stream of its own, so that their small kernels run side by side. That
-needs no stacked version of network, optimizer and rule (every learner runs the very code that a user runs), lets
-learners with different settings mix, start and end at any time, and one process holds the images once.
+idle most of the time. Each learner's step and its check are therefore recorded once as CUDA graphs. The graphs of many
+learners are replayed in turn, each on its own stream, so that their small kernels run side by side. That needs no
+stacked version of network, optimizer and rule: every learner runs the very code that a user runs. Learners with
+different settings can mix, start and end at any time, and one process holds the images once.
 
-On a CPU each learner has a thread of its own, which computes on one core: learners scale better than operators, and
-the numbers do not depend on how many cores there are.
+On a CPU each learner has its own thread, which computes on one core: learners scale better than operators, and the
+numbers do not depend on how many cores there are.
 """
 
 import copy
+import gc
+import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.console import say
-from hebbian_softmax.lab.base.errors import reason
-from hebbian_softmax.lab.images.curriculum import ADDED
-from hebbian_softmax.lab.images.learner import Learner
+from hebbian_softmax.lab.base.devices import choose_device
+from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
+from hebbian_softmax.lab.base.files import cannot_write, write_atomic
+from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.images.curriculum import ADDED, CHECK_EVERY, History
+from hebbian_softmax.lab.images.data import ImageSet
+from hebbian_softmax.lab.images.learner import Learner, Method
 
 WARM_UP = 3  # steps before a recording: libraries choose their algorithms, the optimizer makes its state
-CAPACITIES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)  # classes that a recorded check is made for
+CAPACITIES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)  # numbers of classes for which checks are recorded
 
 T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Drives one learner. Nothing waits for the device but `read`, `loss` and `finish`."""
+    """Drives one learner. Only `read`, `loss` and `finish` wait for the device."""
 
     learner: Learner
 
@@ -40,23 +50,23 @@ class Runner(Protocol):
         """Take training steps."""
 
     def check(self) -> None:
-        """Test, and go up a level if it is time to."""
+        """Test the learner, and add a level if it passes."""
 
     def read(self) -> tuple[float, int]:
-        """The oldest check that was not read yet: its accuracy, and the classes after it."""
+        """Return the accuracy of the oldest check that was not read yet, and the number of classes after it."""
 
     def loss(self) -> Tensor:
-        """Of the last step, to be used on the current stream."""
+        """Return the loss of the last step, to be used on the current stream."""
 
     def finish(self) -> None:
-        """Wait until all of it is done."""
+        """Wait until all work is done."""
 
     def close(self) -> None:
-        """Finish, and give back the device's memory: the learner stays, the runner is of no use any more."""
+        """Finish and free the device's memory. The learner stays; the runner cannot be used any more."""
 
 
 class Eager:
-    """Plain PyTorch, operation by operation."""
+    """Runs a learner with plain PyTorch, operation by operation."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
@@ -88,12 +98,12 @@ class Eager:
 
 
 class Graphed:
-    """CUDA graphs of a step and of a check, on a stream of their own. The learner is as it was after recording them."""
+    """Runs a learner with CUDA graphs of a step and of a check, on their own stream. Recording leaves it as it was."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self.stream = torch.cuda.Stream(learner.device)
-        # Its graphs run one after the other and leave their outcome in the learner's own tensors: one memory will do.
+        # The graphs run one after the other and leave their outcome in the learner's own tensors, so they share memory.
         self._pool = torch.cuda.graph_pool_handle()
         self._classes = int(learner.active)
         self._checks: dict[int, torch.cuda.CUDAGraph] = {}
@@ -121,10 +131,10 @@ class Graphed:
         self._check_for(self._classes)
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of `work`, to be replayed on this stream."""
+        """Record `work` as a graph to be replayed on this stream."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.learner.generator)
-        # Not torch.cuda.graph(): it waits for all streams and collects garbage, a tenth of a second for each recording.
+        # torch.cuda.graph() waits for all streams and collects garbage: a tenth of a second for each recording.
         with torch.cuda.stream(self.stream):
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
@@ -134,7 +144,7 @@ class Graphed:
         return graph
 
     def _check_for(self, classes: int) -> torch.cuda.CUDAGraph:
-        """The graph of a check that holds so many classes; recorded when it is first needed."""
+        """Return the graph of a check that holds so many classes; it is recorded when it is first needed."""
         total = self.learner.total
         capacity = next((size for size in CAPACITIES if classes <= size < total), total)
         if capacity not in self._checks:
@@ -149,7 +159,7 @@ class Graphed:
                 self._step.replay()
 
     def check(self) -> None:
-        # Checks not read yet may each have added a level.
+        # Each check that was not read yet may have added a level.
         graph = self._check_for(min(self._classes + ADDED * len(self._unread), self.learner.total))
         with torch.cuda.stream(self.stream):
             graph.replay()
@@ -176,22 +186,22 @@ class Graphed:
         self.stream.synchronize()
 
     def close(self) -> None:
-        """The memory of graphs, about a gigabyte, would otherwise stay until Python happens to collect the learner."""
+        """Free the memory of the graphs, about a gigabyte, instead of waiting until Python collects the learner."""
         self.finish()
-        self.learner.optimizer.zero_grad(set_to_none=True)  # gradients lie in the memory of the graphs
+        self.learner.optimizer.zero_grad(set_to_none=True)  # the gradients lie in the memory of the graphs
         for graph in (self._step, *self._checks.values()):
             graph.reset()
         self._checks.clear()
         self._unread.clear()
 
 
-def start(learner: Learner) -> Runner:
-    """A runner of the learner: with graphs where it can be, else, with a note, without."""
+def start(learner: Learner, record: Callable[[Learner], Runner] = Graphed) -> Runner:
+    """Return a runner of the learner: with recorded graphs on a GPU, or without, with a note, if recording fails."""
     if learner.device.type != "cuda" or not learner.method.capturable:
         return Eager(learner)
     before = copy.deepcopy(learner.state_dict())
     try:
-        return Graphed(learner)
+        return record(learner)
     except RuntimeError as error:
         say(f"note: no CUDA graph, so training is slower ({reason(error)})")
         learner.load_state_dict(before)
@@ -199,7 +209,7 @@ def start(learner: Learner) -> Runner:
 
 
 class Threads:
-    """Does the same with several runners: in threads on a CPU, one after the other on a GPU, which needs no more."""
+    """Does the same with several items: in threads on a CPU; one after the other on a GPU, where that is enough."""
 
     def __init__(self, device: torch.device | str, most: int) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -216,10 +226,167 @@ class Threads:
             self._pool.shutdown(cancel_futures=True)
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """`work(item)` for each item, in their order."""
+        """Return `work(item)` for each item, in their order."""
         return list(map(work, items) if self._pool is None else self._pool.map(work, items))
 
 
 def finish_all(runners: Sequence[Runner]) -> None:
+    """Wait until all runners are done."""
     for runner in runners:
         runner.finish()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training from one seed: `steps` long, or shorter if it reaches `stop_at` classes earlier."""
+
+    name: str
+    method: Method
+    seed: int
+    steps: int
+    stop_at: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of the trial's file."""
+        return f"{self.name}-seed{self.seed}"
+
+    def done(self, history: History) -> bool:
+        """Say whether a trial with this history is finished."""
+        reached = self.stop_at is not None and history.reached >= self.stop_at
+        return reached or len(history.classes) * CHECK_EVERY >= self.steps
+
+
+class Store:
+    """The finished trials, one JSON file each, in a folder of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+
+    def save(self, trial: Trial, history: History, seconds: float, device: str) -> None:
+        """Write a finished trial. Its accuracies are finite: a network that diverged gives wrong answers, not NaN."""
+        record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3), "device": device}
+        record["accuracy"] = [round(value, 5) for value in history.accuracy]
+        write_atomic(self.folder / f"{trial.key}.json", to_json(record).encode())
+
+    def load(self, trial: Trial) -> History | None:
+        """Return the history of a finished trial, or None if there is none."""
+        path = self.folder / f"{trial.key}.json"
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_bytes())
+            if any(record[name] != value for name, value in json.loads(to_json(asdict(trial))).items()):
+                raise ValueError("it belongs to a trial with other settings")
+            history = History(record["start"])
+            history.load_state_dict(record)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be used ({reason(error)}): delete it to run that trial again") from error
+        return history
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the content of all files."""
+        return [json.loads(path.read_bytes()) for path in sorted(self.folder.glob("*.json"))]
+
+
+@dataclass(eq=False)
+class _Live:
+    """A trial that is running."""
+
+    trial: Trial
+    runner: Runner
+    history: History
+    began: float
+    asked: int = 0
+    """The number of checks begun, whether read or not."""
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    store: Store,
+    data: ImageSet,
+    *,
+    device: str,
+    together: int,
+    classes: int | None = None,
+    filters: int = 64,
+    deadline: float | None = None,
+    label: str = "trials",
+    quiet: bool = False,
+) -> dict[Trial, History]:
+    """Return the histories of all trials, running those that are not stored yet, up to `together` at a time.
+
+    The device is not touched if all are stored. After the `deadline` (a value of `time.monotonic()`) this raises
+    `OutOfTimeError`; finished trials are stored by then.
+    """
+    histories = {trial: history for trial in trials if (history := store.load(trial)) is not None}
+    # A trial that no graph can hold waits for the device at every step, so it comes last and runs alone.
+    waiting = sorted((trial for trial in trials if trial not in histories), key=lambda each: not each.method.capturable)
+    if not waiting:
+        return histories
+    place = choose_device(device)
+    device_name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    images = data.images.to(place)
+
+    def begin(trial: Trial) -> _Live:
+        learner = Learner(data, trial.method, trial.seed, device=place, images=images, classes=classes, filters=filters)
+        return _Live(trial, start(learner), History(learner.start), time.monotonic())
+
+    def finished(each: _Live) -> None:
+        each.runner.close()
+        store.save(each.trial, each.history, time.monotonic() - each.began, device_name)
+        histories[each.trial] = each.history
+
+    total = sum(trial.steps for trial in waiting)
+    live: list[_Live] = []
+    steps = 0
+    with Threads(place, together) as threads, Progress(label, total=total, quiet=quiet) as progress:
+        while waiting or live:
+            if deadline is not None and time.monotonic() > deadline:
+                raise OutOfTimeError
+            live += threads.each(
+                begin, next_trials(waiting, len(live), together if place.type == "cuda" else threads.size, place)
+            )
+            threads.each(_advance, live)
+            done = [each for each in live if each.trial.done(each.history)]
+            live = [each for each in live if each not in done]
+            for each in done:
+                finished(each)
+                steps += each.trial.steps
+            if done and place.type == "cuda":
+                del each  # it still refers to the last of them
+                done.clear()
+                gc.collect()
+                torch.cuda.empty_cache()  # memory kept for one stream is of no use to others
+            now = steps + sum(CHECK_EVERY * len(each.history.classes) for each in live)
+            progress.update(min(now, total), {"trials_done": len(histories)})
+    return histories
+
+
+def next_trials(waiting: list[Trial], running: int, most: int, device: torch.device) -> list[Trial]:
+    """Remove from `waiting` and return the trials to begin now, so that at most `most` run.
+
+    On a GPU, a trial that no graph can hold runs alone.
+    """
+    taken: list[Trial] = []
+    while waiting and running + len(taken) < most:
+        if device.type == "cuda" and not waiting[0].method.capturable and (running or taken):
+            break
+        taken.append(waiting.pop(0))
+    return taken
+
+
+def _advance(each: _Live) -> None:
+    """Begin the steps up to the next check and that check; read the one before, which is done by now."""
+    if each.asked * CHECK_EVERY < each.trial.steps:
+        each.runner.steps(CHECK_EVERY)
+        each.runner.check()
+        each.asked += 1
+        if each.asked == 1:
+            return
+    if not each.trial.done(each.history):
+        each.history.add(*each.runner.read())

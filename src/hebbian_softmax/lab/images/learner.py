@@ -1,8 +1,8 @@
 """One learner of the image curriculum (section 4.1): network, head, optimizer, and its place in the curriculum.
 
-Everything happens where the tensors are: which classes are active is a number on the device, so that a training step
-and a check can both be recorded as CUDA graphs (see `fleet.py`). All chance comes from the learner's own generator,
-so that many learners share a process without disturbing each other.
+Everything happens where the tensors are. The number of active classes is itself a tensor on the device, so a training
+step and a check can both be recorded as CUDA graphs (see `fleet.py`). All random numbers come from the learner's own
+generator, so many learners can share a process without disturbing each other.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,54 +15,62 @@ from torch import Tensor, nn
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.seeds import derive_seed
-from hebbian_softmax.lab.images.augment import augment
-from hebbian_softmax.lab.images.convnet import convnet
+from hebbian_softmax.lab.images.convnet import augment, convnet, count_features
 from hebbian_softmax.lab.images.curriculum import ADDED, BATCH, START, THRESHOLD
 from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSet
 from hebbian_softmax.rule import Rate
 
 DROPOUT = 0.2
-PART = {"cuda": 200, "cpu": 20}  # classes that a check looks at together: a CPU is twice as fast while its cache holds
+PART = {
+    "cuda": 200,
+    "cpu": 20,
+}  # classes that a check tests together: a CPU is twice as fast while its cache holds them
 RATES: dict[str, Callable[[float, int], Rate]] = {
     "paper": PaperRate,
     "constant": lambda gamma, limit: ConstantRate(gamma),
     "inverse": lambda gamma, limit: InverseCountRate(),
 }
-"""λ from γ and T; of the variants only the paper's ends at T."""
+"""Each makes λ from γ and T. Only the paper's rate ends at T."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a learner learns. The first four are what a user tunes; the rest are the variants of the comparison."""
+    """How a learner learns. Users tune the first four settings; the others make the variants of the comparison."""
 
     hebbian: bool
     learning_rate: float = 1e-3
     gamma: float = 0.1
     limit: int = 50
     rate: str = "paper"
-    """λ: `paper` is equation 4, `constant` is γ for ever, `inverse` is 1/c for ever (section 3.1)."""
+    """The rate λ: `paper` is equation 4, `constant` is always γ, `inverse` is always 1/c (section 3.1)."""
     scale: float | str = "match"
     center: bool = True
     objective: str = "l2"
     train_rows: bool = True
-    """False: the head's rows get no gradient, the rule alone makes them."""
+    """If False, the head's rows get no gradient and only the rule changes them."""
     head_rate: float = 1.0
-    """Factor on the learning rate of the head."""
+    """The head's learning rate relative to the network's."""
     extra_steps: int = 0
-    """Further gradient steps on those of a batch whose class was seen fewer than T times; they are not counted."""
+    """Further gradient steps on the examples of a batch whose class was seen fewer than T times.
+
+    They do not count as training steps.
+    """
     active_only: bool = False
-    """The softmax is over the active classes instead of all."""
+    """Whether the softmax is over the active classes instead of all."""
     class_means: bool = False
-    """Answers come from the nearest mean of a class's training activations instead of the head."""
+    """Whether the nearest mean of a class's training activations gives the answer instead of the head."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can hold a step: two objectives solve a problem that waits for the device."""
+        """Whether a CUDA graph can hold a step. Two objectives cannot, since solving them waits for the device."""
         return not (self.hebbian and self.objective in ("svm", "smax"))
 
 
 class Learner:
-    """Equal seeds give equal class orders, first weights and draws, whatever the method."""
+    """A network, its head and its optimizer on the curriculum.
+
+    Equal seeds give equal class orders, first weights and random draws, whatever the method.
+    """
 
     def __init__(
         self,
@@ -74,9 +82,14 @@ class Learner:
         images: Tensor | None = None,
         classes: int | None = None,
         filters: int = 64,
+        threshold: float = THRESHOLD,
     ) -> None:
-        """`images` are `data.images` on the device, for learners to share; `classes` takes part of the classes only."""
-        self.method, self.device = method, torch.device(device)
+        """Make a learner that has not trained yet.
+
+        `images` are `data.images` on the device, for learners to share. `classes` is the number of classes that take
+        part, by default all. A level ends when more than `threshold` per cent of the answers are right.
+        """
+        self.method, self.device, self.threshold = method, torch.device(device), threshold
         self.images = data.images.to(self.device) if images is None else images
         draws = torch.Generator().manual_seed(derive_seed(seed, "order"))
         self.order = torch.randperm(len(data.images), generator=draws)[:classes].to(self.device)
@@ -87,7 +100,7 @@ class Learner:
 
         draws = torch.Generator().manual_seed(derive_seed(seed, "weights"))
         self.network = convnet(filters, draws).to(self.device)
-        self.head = _make_head(method, filters, self.total)
+        self.head = _make_head(method, count_features(filters, *self.images.shape[-2:]), self.total)
         nn.init.xavier_uniform_(self.head.weight, generator=draws)
         self.head.to(self.device)
         self.head.weight.requires_grad_(method.train_rows)
@@ -103,72 +116,74 @@ class Learner:
         self.active = torch.tensor(self.start, device=self.device)
         self.seen = torch.zeros(self.total, dtype=torch.long, device=self.device)
         self.loss = torch.zeros((), device=self.device)
-        """Of the last step."""
+        """The loss of the last step."""
         self.outcome = torch.zeros(2, device=self.device)
-        """Of the last check: the accuracy, and the classes after it."""
+        """The accuracy of the last check and the number of classes after it."""
 
     def step(self) -> None:
-        """One training step, with the further ones that the method takes."""
+        """Take one training step, and the extra steps of the method."""
         inputs, labels = self.draw()
-        self.loss.copy_(self._descend(inputs, labels, None))
+        self.loss.copy_(self.descend(inputs, labels, None))
         if self.method.extra_steps:
             rare = (self.seen[labels] < self.method.limit).float()
             self.seen.index_add_(0, labels, torch.ones_like(labels))
             for _ in range(self.method.extra_steps):
-                self._descend(inputs, labels, rare)
+                self.descend(inputs, labels, rare)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """A batch: training drawings of active classes, rotated and moved at random, and their labels."""
-        labels = self._uniform(BATCH, self.active)
-        drawings = TEST_DRAWINGS + self._uniform(BATCH, self.images.shape[1] - TEST_DRAWINGS)
+        """Draw a batch: training drawings of active classes, rotated and moved at random, and their labels."""
+        labels = self.uniform(BATCH, self.active)
+        drawings = TEST_DRAWINGS + self.uniform(BATCH, self.images.shape[1] - TEST_DRAWINGS)
         return augment(self.images[self.order[labels], drawings].unsqueeze(1), self.generator), labels
 
-    def _descend(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    def descend(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        """Take a gradient step on the mean loss, weighted if `weights` are given, and return that loss."""
         features = self.network(inputs)
         if self.method.hebbian:
             self.head.remember(features, labels)  # the activation before dropout, as the paper says
-        losses = F.cross_entropy(self._logits(self._dropped(features)), labels, reduction="none")
+        losses = F.cross_entropy(self.logits(self._dropped(features)), labels, reduction="none")
         loss = losses.mean() if weights is None else (losses * weights).sum() / weights.sum().clamp_min(1)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         return loss.detach()
 
-    def _uniform(self, count: int, below: Tensor | int) -> Tensor:
-        """Whole numbers from 0 to `below` - 1, which may be a number on the device."""
+    def uniform(self, count: int, below: Tensor | int) -> Tensor:
+        """Draw whole numbers from 0 to `below` - 1, where `below` may be a tensor on the device."""
         drawn = torch.rand(count, generator=self.generator, device=self.device) * below
         return drawn.long().clamp(max=below - 1)  # rounding can reach `below`
 
     def _dropped(self, features: Tensor) -> Tensor:
-        """20 % dropout from the learner's own generator, which the head's own dropout cannot take."""
+        """Apply 20 % dropout. The head's own dropout could not draw from the learner's generator."""
         kept = torch.rand(features.shape, generator=self.generator, device=self.device) >= DROPOUT
         return features * kept / (1 - DROPOUT)
 
-    def _logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits, with those of inactive classes at minus infinity if only active classes compete."""
         logits: Tensor = self.head(features)
         return logits.masked_fill(self.labels >= self.active, -torch.inf) if self.method.active_only else logits
 
     @torch.no_grad()
     def check(self, capacity: int) -> None:
-        """Test the active classes, which must be among the first `capacity`, and go up a level if they are known."""
+        """Test the active classes, which must be among the first `capacity`, and add a level if they are known."""
         right = self.right_answers(capacity)
         tests = TEST_DRAWINGS * self.active
         accuracy = right / tests
         grown = (self.active + ADDED).clamp(max=self.total)
-        self.active.copy_(torch.where(100 * right > THRESHOLD * tests, grown, self.active))
+        self.active.copy_(torch.where(100 * right > self.threshold * tests, grown, self.active))
         self.outcome.copy_(torch.stack([accuracy, self.active.to(accuracy.dtype)]))
 
     @torch.no_grad()
     def right_answers(self, capacity: int) -> Tensor:
-        """How many test drawings of the active classes are recognised; changes nothing."""
+        """Count the test drawings of the active classes that are recognised. The learner stays as it is."""
         self.network.eval()
         self.head.eval()
-        centers = self._class_means(capacity) if self.method.class_means else None
+        centers = self.class_means(capacity) if self.method.class_means else None
         right = torch.zeros((), dtype=torch.long, device=self.device)
         for labels in self.labels[:capacity].split(self.part):
             features = self._features(labels, slice(0, TEST_DRAWINGS))
             if centers is None:
-                guesses = self._logits(features).argmax(dim=1)
+                guesses = self.logits(features).argmax(dim=1)
             else:
                 guesses = torch.cdist(features, centers).argmin(dim=1)
             hits = (guesses.view(len(labels), -1) == labels.unsqueeze(1)) & (labels < self.active).unsqueeze(1)
@@ -177,20 +192,21 @@ class Learner:
         self.head.train()
         return right
 
-    def _class_means(self, capacity: int) -> Tensor:
-        """The mean training activation of each class; inactive classes are out of reach."""
+    def class_means(self, capacity: int) -> Tensor:
+        """Return the mean training activation of each class. Those of inactive classes are placed far away."""
         drawings = slice(TEST_DRAWINGS, None)
         features = [self._features(labels, drawings) for labels in self.labels[:capacity].split(max(1, self.part // 3))]
         means = torch.cat(features).view(min(capacity, self.total), -1, self.head.in_features).mean(dim=1)
         return means.masked_fill((self.labels[:capacity] >= self.active).unsqueeze(1), 1e6)
 
     def _features(self, labels: Tensor, drawings: slice) -> Tensor:
+        """Return the activations of some drawings of each class in `labels`."""
         images = self.images[self.order[labels], drawings]
-        features: Tensor = self.network(images.reshape(-1, 1, *images.shape[-2:]).float() / 255)
+        features: Tensor = self.network(images.reshape(-1, 1, *images.shape[-2:]) / 255)
         return features
 
     def state_dict(self) -> dict[str, Any]:
-        """All that learning depends on, as the tensors themselves."""
+        """Return everything that learning depends on; the tensors are not copied."""
         return {
             "network": self.network.state_dict(),
             "head": self.head.state_dict(),
@@ -209,14 +225,14 @@ class Learner:
         self.generator.set_state(state["generator"])
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that a step or a check changes, but for the optimizer's state, which comes with its steps."""
+        """Yield every tensor that a step or a check changes, except the optimizer's state."""
         yield from self.network.state_dict().values()
         yield from self.head.state_dict().values()
         yield from (self.active, self.seen, self.loss, self.outcome)
 
 
 def _make_head(method: Method, features: int, classes: int) -> HebbianSoftmax:
-    """Plain softmax is the same head, not attached to the optimizer: exactly an nn.Linear."""
+    """Return the head. For plain softmax it is not attached to the optimizer, so it is exactly an nn.Linear."""
     return HebbianSoftmax(
         features,
         classes,

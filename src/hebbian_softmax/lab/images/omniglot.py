@@ -1,7 +1,7 @@
 """Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each (Lake et al., 2015).
 
 The official archives hold `images_background/Alphabet/characterNN/CCCC_DD.png`: class CCCC from 1 to 1,623, drawing DD
-from 1 to 20, 105×105 pixels of one bit, ink 0.
+from 1 to 20, each of 105×105 pixels of one bit, where ink is 0.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +19,27 @@ from torch import Tensor
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.settings import integer, multiple, setting
 from hebbian_softmax.lab.data import root
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.images.cache import cached
-from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, ImageSet
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, CurriculumSettings
+from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, ImageSet, ImageSource, cached
 
 ADDRESS = "https://github.com/brendenlake/omniglot/raw/master/python/"
 SOURCE_SIZE = 105
-ROW_BYTES = -(-SOURCE_SIZE // 8)  # a row of one-bit pixels begins on a byte
-PREPARATION = "1"  # raise it when the same archives give other pixels, and caches of before are not used
+ROW_BYTES = -(-SOURCE_SIZE // 8)  # each row of one-bit pixels begins on a byte
+PREPARATION = "1"  # raise this when the same archives give other pixels, so that older caches are not used
 CHUNK = 1000  # images resized at a time, so that memory stays small
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One of the two official files: the classes in it, and the checksum that a download must have."""
+    """One of the two official files: the classes in it, the checksum that a download must have, and its web folder."""
 
     folder: str
     classes: range
     sha256: str
+    address: str = ADDRESS
 
     @property
     def name(self) -> str:
@@ -44,7 +47,7 @@ class Archive:
 
     @property
     def url(self) -> str:
-        return ADDRESS + self.name
+        return self.address + self.name
 
 
 ARCHIVES = (
@@ -53,19 +56,51 @@ ARCHIVES = (
 )
 
 
-def load_omniglot(data_root: str | None = None, *, cache_dir: Path | None = None, quiet: bool = False) -> ImageSet:
-    """All 1,623 classes in the official order, the background set first, resized to 28×28.
+def data_root_setting() -> Any:
+    """Declare the setting that says where the archives are."""
+    return setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+
+
+@dataclass(frozen=True)
+class OmniglotSettings(CurriculumSettings):
+    """The paper's 64 filters, and enough steps for both heads to reach more than 200 classes."""
+
+    steps: int = setting(3000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
+    filters: int = setting(64, "filters of each convolution, and features that the heads see", integer(1, 4096))
+    data_root: str = data_root_setting()
+
+
+def load_omniglot(
+    data_root: str | None = None,
+    *,
+    cache_dir: Path | None = None,
+    quiet: bool = False,
+    archives: tuple[Archive, ...] = ARCHIVES,
+) -> ImageSet:
+    """Return all 1,623 classes in the official order, the background set first, resized to 28×28.
 
     The archives are looked for in the data root (`data_root`, else HEBBIAN_DATA, else the user's cache folder) and in
-    `omniglot` under it; what is not there is downloaded into the latter. A download must have the official checksum;
-    a file of the user's own must have the right classes and drawings. The array made from them is kept in
+    `omniglot` under it; an archive that is missing is downloaded into the latter. A download must have the official
+    checksum; a file of the user's own must have the right classes and drawings. The array made from them is kept in
     `cache_dir` (default: `images` under HEBBIAN_CACHE, else under the user's cache folder) and used as long as the
     archives stay the same.
     """
     require("numpy", "PIL")
-    paths = [_find(archive, root.data_root(data_root), quiet) for archive in ARCHIVES]
+    paths = [_find(archive, root.data_root(data_root), quiet) for archive in archives]
     key = hashlib.sha256("\n".join([PREPARATION, *map(_checksum, paths)]).encode()).hexdigest()[:16]
-    return cached("omniglot", key, lambda: _read_all(paths, quiet), cache_dir)
+    return cached("omniglot", key, lambda: _read_all(archives, paths, quiet), cache_dir)
+
+
+def _load(settings: Any, quiet: bool) -> ImageSet:
+    return load_omniglot(settings.data_root or None, quiet=quiet)
+
+
+SOURCE = ImageSource(
+    name="omniglot",
+    help="new classes of handwritten characters keep coming: the paper's task",
+    settings=OmniglotSettings,
+    load=_load,
+)
 
 
 def _find(archive: Archive, folder: Path, quiet: bool) -> Path:
@@ -85,12 +120,12 @@ def _checksum(path: Path) -> str:
         raise LabError(f"cannot read {path} ({error.strerror or error}): make it a file that you can read") from error
 
 
-def _read_all(paths: list[Path], quiet: bool) -> ImageSet:
-    total = DRAWINGS * sum(len(archive.classes) for archive in ARCHIVES)
+def _read_all(archives: tuple[Archive, ...], paths: list[Path], quiet: bool) -> ImageSet:
+    total = DRAWINGS * sum(len(archive.classes) for archive in archives)
     class_names: list[str] = []
     parts: list[Tensor] = []
     with Progress("omniglot", total=total, unit="drawings", quiet=quiet) as progress:
-        for archive, path in zip(ARCHIVES, paths, strict=True):
+        for archive, path in zip(archives, paths, strict=True):
             names, images = read_archive(archive, path, progress)
             class_names += names
             parts.append(images)
@@ -98,7 +133,7 @@ def _read_all(paths: list[Path], quiet: bool) -> ImageSet:
 
 
 def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list[str], Tensor]:
-    """Names and resized images (classes, 20, 28, 28) of one archive, all of it checked."""
+    """Return the class names and the resized images (classes, 20, 28, 28) of one archive, after checking all of it."""
     try:
         with zipfile.ZipFile(path) as file:
             members = _members(archive, path, file)
@@ -115,7 +150,7 @@ def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list
 
 
 def _members(archive: Archive, path: Path, file: zipfile.ZipFile) -> list[str]:
-    """The drawings in order, class by class; what else lies in the archive (folders, .DS_Store) is left alone."""
+    """Return the drawings in order, class by class; other members (folders, .DS_Store) are ignored."""
     pattern = re.compile(rf"{archive.folder}/[^/]+/character\d+/(\d+)_(\d+)\.png")
     drawings: dict[int, dict[int, str]] = {}
     for name in file.namelist():
@@ -137,7 +172,7 @@ def _members(archive: Archive, path: Path, file: zipfile.ZipFile) -> list[str]:
 
 
 def _decode(archive: Archive, path: Path, member: str, content: bytes) -> bytes:
-    """The pixels of a PNG, eight to a byte."""
+    """Return the pixels of a PNG, eight to a byte."""
     from PIL import Image
 
     try:
@@ -150,17 +185,19 @@ def _decode(archive: Archive, path: Path, member: str, content: bytes) -> bytes:
 
 
 def resize(rows: Tensor) -> Tensor:
-    """Packed rows (n, 105, 14) as images (n, 28, 28), each pixel the mean over the area that it covers, ink 255.
+    """Turn packed rows (n, 105, 14) into images (n, 28, 28) with ink 255: each pixel is the mean over its area.
 
     An output pixel covers 105/28 = 15/4 input pixels along each axis, so overlaps are quarters. In quarters all
-    sums are small whole numbers, exact in float32 in any order, so that every machine gets the same bits.
+    sums are small whole numbers, exact in float32 in any order, so every machine gets the same bits.
     """
     edges = torch.arange(SIZE + 1) * SOURCE_SIZE  # the lines of both grids, in units of 1/28 of an input pixel
     lines = torch.arange(SOURCE_SIZE + 1) * SIZE
     upper = torch.minimum(edges[1:, None], lines[None, 1:])
     lower = torch.maximum(edges[:-1, None], lines[None, :-1])
     quarters = ((upper - lower).clamp(min=0) // (SIZE // 4)).float()
-    padded = torch.nn.functional.pad(quarters, (0, 8 * ROW_BYTES - SOURCE_SIZE))  # a row's last bits are no pixels
+    padded = torch.nn.functional.pad(
+        quarters, (0, 8 * ROW_BYTES - SOURCE_SIZE)
+    )  # the last bits of a row are not pixels
 
     bits = (rows.unsqueeze(-1) >> torch.arange(7, -1, -1, dtype=torch.uint8)) & 1
     paper = quarters @ (bits.flatten(-2).float() @ padded.T)
@@ -169,4 +206,5 @@ def resize(rows: Tensor) -> Tensor:
 
 
 def _wrong(archive: Archive, path: Path, what: str) -> LabError:
+    """Return the error to raise for an archive with wrong content."""
     return LabError(f"{path} {what}: replace it with {archive.url}, or delete it and it will be downloaded")

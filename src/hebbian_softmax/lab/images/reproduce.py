@@ -1,11 +1,11 @@
 """`hebbian reproduce omniglot`: section 4.1 and its appendix, with tuning, ten seeds, and what the paper left out.
 
-Parts, each made of trials that are stored one by one as they finish:
+Its parts consist of trials that are stored one by one as they finish:
 
-tuning       learning rate, T and γ by steps to the target on seeds of their own, equally many settings for both heads
+tuning       learning rate, T and γ by steps to the target, on separate seeds, with equally many settings for each head
 main         both heads with the tuned settings: the paper's two figures on steps per level and on classes
-paper-rate   both at the paper's learning rate, 8e-3
-active-only  both with a softmax over the active classes only
+paper-rate   both heads at the paper's learning rate, 8e-3
+active-only  both heads with a softmax over the active classes only
 rates        plain softmax over learning rates: the paper's third figure
 beyond       one table of the rule's variants and its rivals
 """
@@ -13,8 +13,9 @@ beyond       one table of the rule's variants and its rivals
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from hebbian_softmax.lab.base.console import program
@@ -22,11 +23,12 @@ from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.base.runs import Run, to_json
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
-from hebbian_softmax.lab.images import variants
+from hebbian_softmax.lab.images import omniglot
 from hebbian_softmax.lab.images.compare import NAMES
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
+from hebbian_softmax.lab.images.data import ImageSource
+from hebbian_softmax.lab.images.fleet import Store, Trial, run_trials
 from hebbian_softmax.lab.images.learner import Method
-from hebbian_softmax.lab.images.omniglot import load_omniglot
 from hebbian_softmax.lab.images.tables import (
     draw_bands,
     draw_levels,
@@ -35,13 +37,16 @@ from hebbian_softmax.lab.images.tables import (
     tabulate_milestones,
     tabulate_reached,
 )
-from hebbian_softmax.lab.images.trials import Store, Trial, run_trials
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 PARTS = ("tuning", "main", "paper-rate", "active-only", "rates", "beyond")
 FIRST_TUNING_SEED = 1000
+TRIALS = 27  # settings tried for each head
+PAPER_RATE = 8e-3
+RATES = (1e-4, 4e-4, 1e-3, 4e-3, 8e-3, 1.6e-2, 4e-2)  # those of the paper's figure on plain softmax's learning rate
+SLOW = ("svm", "smax")  # objectives that no CUDA graph can hold
 FIGURES = {
     "levels.png": "Training steps to complete each level, mean over seeds (the paper's figure on levels).",
     "classes.png": "Classes against training steps with bands of two standard deviations over seeds.",
@@ -50,7 +55,7 @@ FIGURES = {
 
 
 def some_parts(text: str) -> str:
-    """Parses `all` or names of parts with commas between them."""
+    """Parse `all` or names of parts with commas between them."""
     names = PARTS if text == "all" else text.split(",")
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(f"must be all or some of {','.join(PARTS)}, not {unknown[0]!r}")
@@ -59,72 +64,37 @@ def some_parts(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults are the paper's scale."""
+    """The options. Their defaults are the paper's scale."""
 
-    seeds: int = setting(10, "seeds reported, from 0 on", integer(1, 1000))
+    seeds: int = setting(10, "number of seeds reported, from 0 on", integer(1, 1000))
     steps: int = setting(5000, f"training steps of a trial, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
-    target: int = setting(200, "classes whose steps are tuned and compared", integer(31))
-    tuning_seeds: int = setting(3, "seeds of the tuning, others than those reported", integer(1, 1000))
-    tuning_trials: int = setting(variants.TRIALS, "settings tried for each head", integer(1, variants.TRIALS))
-    beyond_steps: int = setting(3000, "steps of the part beyond, not more than --steps", multiple(CHECK_EVERY))
-    slow_seeds: int = setting(3, "seeds of the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000))
+    target: int = setting(200, "number of classes: the steps to reach it are tuned and compared", integer(31))
+    tuning_seeds: int = setting(3, "number of seeds for tuning, other than those reported", integer(1, 1000))
+    tuning_trials: int = setting(TRIALS, "number of settings tried for each head", integer(1, TRIALS))
+    beyond_steps: int = setting(3000, "training steps in the part beyond, at most --steps", multiple(CHECK_EVERY))
+    slow_seeds: int = setting(
+        3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
+    )
     parts: str = setting("all", f"all, or some of {','.join(PARTS)}", some_parts)
-    together: int = setting(30, "trials at a time on a GPU; on a CPU it is one a core", integer(1, 1000))
-    budget: float = setting(0.0, "seconds after which to stop, to be resumed; 0 for no limit", number(0))
-    classes: int = setting(0, "classes that take part, 0 for all", integer(0, 100_000))
-    filters: int = setting(64, "of each convolution, and features that the heads see", integer(1, 4096))
+    together: int = setting(30, "trials that run at a time on a GPU; on a CPU it is one per core", integer(1, 1000))
+    budget: float = setting(0.0, "seconds after which to stop, to be resumed later; 0 for no limit", number(0))
+    classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
+    filters: int = setting(64, "filters of each convolution, and features that the heads see", integer(1, 4096))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
-    data_root: str = setting("", "folder with omniglot/*.zip in it (default: HEBBIAN_DATA, else downloaded)", str)
+    data_root: str = omniglot.data_root_setting()
 
     @property
     def chosen(self) -> tuple[str, ...]:
+        """The parts to run, in their order."""
         return PARTS if self.parts == "all" else tuple(part for part in PARTS if part in self.parts.split(","))
 
 
 Do = Callable[[str, Sequence[Trial]], dict[Trial, History]]
-"""Carries out the trials of a part, or finds them stored."""
-
-
-def reproduce(run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-    """All parts that are wanted, then their tables and figures."""
-    data = load_omniglot(settings.data_root or None, quiet=quiet)
-    store = Store(run.path / "trials")
-    deadline = time.monotonic() + settings.budget if settings.budget else None
-
-    def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
-        return run_trials(
-            trials,
-            store,
-            data,
-            device=settings.device,
-            together=settings.together,
-            classes=settings.classes or None,
-            filters=settings.filters,
-            deadline=deadline,
-            label=part,
-            quiet=quiet,
-        )
-
-    try:
-        tables, images, metrics, words = report(settings, do)
-    except OutOfTimeError as error:
-        raise LabError(
-            f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; go on with: "
-            f"{program()} reproduce omniglot --resume {shlex.quote(str(run.path))}"
-        ) from error
-    result = Result(
-        title="The Omniglot curriculum",
-        summary=words,
-        metrics={"data": data.identity, **metrics},
-        tables=tables,
-        figures=[Figure(name, caption) for name, caption in FIGURES.items() if name in images],
-        next_steps=["hebbian compare omniglot  # one seed, with live progress"],
-    )
-    return result, {**images, "trials.json": to_json(store.records()).encode()}
+"""Runs the trials of a part, or finds them stored."""
 
 
 def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], dict[str, Any], str]:
-    """The tables, the figures, the numbers and the sentences of the parts that are wanted."""
+    """Run the chosen parts; return their tables, their figures, their numbers and the summary."""
     tables: list[Table] = []
     images: dict[str, bytes] = {}
     metrics: dict[str, Any] = {}
@@ -134,69 +104,70 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
         methods, table = tune(settings, do)
         tables.append(table)
         words = f"Tuned on {settings.tuning_seeds} seeds: "
-    words += "; ".join(f"{NAMES[name]} {variants.described(method)}" for name, method in methods.items()) + ". "
+    words += "; ".join(f"{NAMES[name]} {described(method)}" for name, method in methods.items()) + ". "
     metrics["methods"] = {name: asdict(method) for name, method in methods.items()}
 
     def pair(part: str, **changes: Any) -> dict[str, list[Trial]]:
-        """Both heads with the tuned settings but for `changes`, by title."""
+        """Return the trials of both heads by title, with the tuned settings except for `changes`."""
         return {
             NAMES[name]: seeded(f"{part}-{name}", replace(method, **changes), settings.seeds, settings.steps)
             for name, method in methods.items()
         }
 
-    def table_of(title: str, groups: Mapping[str, Sequence[History]], steps: int) -> None:
+    def add_table(title: str, groups: Mapping[str, Sequence[History]], steps: int) -> None:
         tables.append(tabulate_reached(title, groups, steps, settings.target))
 
     if "main" in settings.chosen:
-        groups = carried(do, "main", pair("main"))
-        table_of("Both heads, tuned", groups, settings.steps)
+        groups = run_groups(do, "main", pair("main"))
+        add_table("Both heads, tuned", groups, settings.steps)
         tables.append(tabulate_milestones(groups))
         images |= {"levels.png": draw_levels(groups), "classes.png": draw_bands(groups)}
         metrics["main"], sentence = compare(groups, settings)
         words += sentence
     for part, title, changes in (
-        ("paper-rate", "Both at the paper's learning rate, 8e-3", {"learning_rate": variants.PAPER_RATE}),
+        ("paper-rate", "Both at the paper's learning rate, 8e-3", {"learning_rate": PAPER_RATE}),
         ("active-only", "Both with a softmax over the active classes only", {"active_only": True}),
     ):
         if part in settings.chosen:
-            groups = carried(do, part, pair(part, **changes))
-            table_of(title, groups, settings.steps)
+            groups = run_groups(do, part, pair(part, **changes))
+            add_table(title, groups, settings.steps)
             metrics[part] = compare(groups, settings)[0]
     if "rates" in settings.chosen:
         trials = {
             f"{rate:g}": seeded(
                 f"rates-{rate:g}", Method(hebbian=False, learning_rate=rate), settings.seeds, settings.steps
             )
-            for rate in variants.RATES
+            for rate in RATES
         }
-        groups = carried(do, "rates", trials)
-        table_of("Plain softmax by learning rate", groups, settings.steps)
+        groups = run_groups(do, "rates", trials)
+        add_table("Plain softmax by learning rate", groups, settings.steps)
         images["rates.png"] = draw_rates({float(rate): group for rate, group in groups.items()})
     if "beyond" in settings.chosen:
         steps = min(settings.beyond_steps, settings.steps)
         trials = {f"{title}, tuned": each for title, each in pair("main").items()}
-        for short, (title, method) in variants.beyond(methods["plain"], methods["hebbian"]).items():
-            seeds = min(settings.seeds, settings.slow_seeds) if short in variants.SLOW else settings.seeds
+        for short, (title, method) in beyond(methods["plain"], methods["hebbian"]).items():
+            seeds = min(settings.seeds, settings.slow_seeds) if short in SLOW else settings.seeds
             trials[title] = seeded(f"beyond-{short}", method, seeds, steps)
-        table_of("Beyond the paper, at the tuned settings", carried(do, "beyond", trials), steps)
+        add_table("Beyond the paper, at the tuned settings", run_groups(do, "beyond", trials), steps)
     return tables, images, metrics, words.strip()
 
 
 def seeded(name: str, method: Method, seeds: int, steps: int) -> list[Trial]:
+    """Return the trials of one method from several seeds."""
     return [Trial(name, method, seed, steps) for seed in range(seeds)]
 
 
-def carried(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[History]]:
-    """The histories of each group of trials; all groups run together."""
+def run_groups(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[History]]:
+    """Return the histories of each group of trials; all groups run together."""
     histories = do(part, [trial for group in trials.values() for trial in group])
     return {title: [histories[trial] for trial in group] for title, group in trials.items()}
 
 
 def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
-    """The best settings of each head by steps to the target, and the table of all that was tried."""
+    """Return the best settings of each head by steps to the target, and the table of everything tried."""
     methods = {
-        "plain": variants.plain_settings(settings.tuning_trials),
-        "hebbian": variants.hebbian_settings(settings.tuning_trials),
+        "plain": plain_settings(settings.tuning_trials),
+        "hebbian": hebbian_settings(settings.tuning_trials),
     }
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
     trials = {
@@ -211,20 +182,20 @@ def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
     rows: list[list[Cell]] = []
     for name, tried in methods.items():
         outcomes = {method: [histories[trial] for trial in trials[name, method]] for method in tried}
-        chosen[name] = variants.best(outcomes, settings.target, settings.steps)
+        chosen[name] = best(outcomes, settings.target, settings.steps)
         for method, group in outcomes.items():
             steps = ", ".join(
                 "–" if (taken := each.steps_to(settings.target)) is None else f"{taken:,}" for each in group
             )
             mark = "chosen" if method == chosen[name] else ""
             reached = ", ".join(str(each.reached) for each in group)
-            rows.append([f"{NAMES[name]}, {variants.described(method)}", steps, reached, mark])
+            rows.append([f"{NAMES[name]}, {described(method)}", steps, reached, mark])
     columns = ["tried", f"steps to {settings.target} classes", "classes when stopped", ""]
     return chosen, Table(f"Tuning, seeds {seeds[0]} to {seeds[-1]}, {settings.steps:,} steps at most", columns, rows)
 
 
 def compare(groups: Mapping[str, Sequence[History]], settings: Settings) -> tuple[dict[str, Any], str]:
-    """Steps to the target of both heads over seeds: the ratio of the means, and whether the 2σ ranges are apart."""
+    """Compare the steps to the target: the ratio of the means over seeds, and whether the 2σ ranges are apart."""
     taken = {name: [each.steps_to(settings.target) for each in groups[title]] for name, title in NAMES.items()}
     numbers: dict[str, Any] = {"target": settings.target, "steps": taken}
     known = {name: [step for step in steps if step is not None] for name, steps in taken.items()}
@@ -240,21 +211,126 @@ def compare(groups: Mapping[str, Sequence[History]], settings: Settings) -> tupl
     )
 
 
+def plain_settings(count: int = TRIALS) -> list[Method]:
+    """Return `count` learning rates from 1e-4 to 4e-2, the paper's range: plain softmax has nothing else to tune."""
+    ratio = (4e-2 / 1e-4) ** (1 / max(1, count - 1))
+    return [Method(hebbian=False, learning_rate=float(f"{1e-4 * ratio**number:.2g}")) for number in range(count)]
+
+
+def hebbian_settings(count: int = TRIALS) -> list[Method]:
+    """Return up to 27 settings of the rule: learning rates that suit plain softmax, T, and the paper's γ."""
+    grid = [
+        Method(hebbian=True, learning_rate=rate, limit=limit, gamma=gamma)
+        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), (30, 100, 300), (0.05, 0.1, 0.25))
+    ]
+    return [grid[number * len(grid) // count] for number in range(min(count, len(grid)))]
+
+
+def best(outcomes: Mapping[Method, Iterable[History]], target: int, most: int) -> Method:
+    """Return the method with the fewest steps to `target` classes, averaged over seeds.
+
+    A seed that does not get there counts as `most` steps. Among equals, the method that reached more classes wins.
+    """
+
+    def score(method: Method) -> tuple[float, float]:
+        histories = list(outcomes[method])
+        steps = mean_and_spread([most if (taken := each.steps_to(target)) is None else taken for each in histories])[0]
+        return steps, -mean_and_spread([each.reached for each in histories])[0]
+
+    return min(outcomes, key=score)
+
+
+def beyond(plain: Method, hebbian: Method) -> dict[str, tuple[str, Method]]:
+    """Return variants by short name: a title and the tuned settings with one thing changed, not tuned again."""
+    unlimited = 2**31 - 1
+    return {
+        "literal": ("literal rule: neither scale nor center", replace(hebbian, scale=1.0, center=False)),
+        "scale": ("scale only", replace(hebbian, center=False)),
+        "center": ("center only", replace(hebbian, scale=1.0)),
+        "constant": ("constant λ = γ, for ever", replace(hebbian, rate="constant")),
+        "inverse": ("pure λ = 1/c, for ever", replace(hebbian, rate="inverse")),
+        "rule-only": ("rule only: rows get no gradient, no T", replace(hebbian, train_rows=False, limit=unlimited)),
+        "ip": ("inner objective IP", replace(hebbian, objective="ip")),
+        "svm": ("inner objective SVM", replace(hebbian, objective="svm")),
+        "smax": ("inner objective Smax", replace(hebbian, objective="smax")),
+        "imprinting": ("weight imprinting: first activation, then gradients only", replace(hebbian, limit=1)),
+        "class-means": ("plain softmax trained, answers by nearest class mean", replace(plain, class_means=True)),
+        "head-rate": ("plain softmax, 10× learning rate of the head", replace(plain, head_rate=10.0)),
+        "extra-steps": (
+            f"plain softmax, 3 more steps on classes seen fewer than {hebbian.limit} times",
+            replace(plain, extra_steps=3, limit=hebbian.limit),
+        ),
+    }
+
+
+def described(method: Method) -> str:
+    """Return the tuned settings in words.
+
+    >>> described(Method(hebbian=True))
+    'learning rate 0.001, T 50, γ 0.1'
+    """
+    words = f"learning rate {method.learning_rate:g}"
+    return f"{words}, T {method.limit}, γ {method.gamma:g}" if method.hebbian else words
+
+
+@dataclass(frozen=True)
 class Reproducing(Recipe):
-    """`hebbian reproduce omniglot`."""
+    """`hebbian reproduce` on a set of images."""
+
+    source: ImageSource
 
     def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
-        return reproduce(run, settings, quiet)
+        """Run all chosen parts, then make their tables and figures."""
+        data = self.source.load(settings, quiet)
+        store = Store(run.path / "trials")
+        deadline = time.monotonic() + settings.budget if settings.budget else None
+
+        def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
+            return run_trials(
+                trials,
+                store,
+                data,
+                device=settings.device,
+                together=settings.together,
+                classes=settings.classes or None,
+                filters=settings.filters,
+                deadline=deadline,
+                label=part,
+                quiet=quiet,
+            )
+
+        try:
+            tables, images, metrics, words = report(settings, do)
+        except OutOfTimeError as error:
+            raise LabError(
+                f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; go on "
+                f"with: {program()} {self.command} --resume {shlex.quote(str(run.path))}"
+            ) from error
+        result = Result(
+            title=f"The {self.name.capitalize()} curriculum",
+            summary=words,
+            metrics={"data": data.identity, **metrics},
+            tables=tables,
+            figures=[Figure(name, caption) for name, caption in FIGURES.items() if name in images],
+            next_steps=[f"hebbian compare {self.name}  # one seed, with live progress"],
+        )
+        return result, {**images, "trials.json": to_json(store.records()).encode()}
 
 
-RECIPE = Reproducing(
-    verb="reproduce",
-    name="omniglot",
-    help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
-    description=(
-        "Re-runs the paper's image curriculum on Omniglot with both heads: tunes them on seeds of their own, then "
-        "reports ten other seeds, the sweep over learning rates, and variants of the rule. Meant for a GPU; a stopped "
-        "run goes on with --resume, finished trials are kept."
-    ),
-    settings=Settings,
-)
+def reproducing(source: ImageSource) -> Reproducing:
+    """Return the recipe that repeats the paper's experiments on a set of images."""
+    return Reproducing(
+        verb="reproduce",
+        name=source.name,
+        help="the image curriculum of section 4.1: tuning, ten seeds, three figures, and a table beyond the paper",
+        description=(
+            f"Re-runs the paper's image curriculum on {source.name.capitalize()} with both heads: tunes them on seeds "
+            "of their own, then reports ten other seeds, the sweep over learning rates, and variants of the rule. "
+            "Meant for a GPU; a stopped run goes on with --resume and keeps the trials that are finished."
+        ),
+        settings=Settings,
+        source=source,
+    )
+
+
+RECIPES = [reproducing(omniglot.SOURCE)]

@@ -9,11 +9,11 @@ from hebbian_softmax.lab.report.tables import Cell, Table
 
 MILESTONES = (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500)  # classes
 Group = Sequence[History]
-"""The same method from several seeds."""
+"""The histories of one method from several seeds."""
 
 
 def tabulate_two(histories: Mapping[str, History], names: Mapping[str, str]) -> Table:
-    """Two runs side by side: how far each got, and how soon it got there."""
+    """Tabulate two runs side by side: how far each got, and how soon."""
     both = [histories[name] for name in names]
     rows: list[list[Cell]] = [
         ["classes reached", *(history.reached for history in both)],
@@ -29,7 +29,7 @@ def tabulate_two(histories: Mapping[str, History], names: Mapping[str, str]) -> 
 
 
 def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> bytes:
-    """Two runs: classes against steps, and the steps of each level."""
+    """Draw two runs: classes against steps, and the steps of each level."""
     classes, levels = [], []
     for name, title in names.items():
         history = histories[name]
@@ -47,7 +47,7 @@ def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> byte
 
 
 def draw_levels(groups: Mapping[str, Group]) -> bytes:
-    """The paper's figure 3: training steps to complete each level, averaged over the seeds that all completed it."""
+    """Draw the paper's figure 3: training steps of each level that all seeds completed, averaged over seeds."""
     lines = []
     for title, group in groups.items():
         spent: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ def draw_levels(groups: Mapping[str, Group]) -> bytes:
 
 
 def band(title: str, group: Group) -> Line:
-    """Classes against steps: the mean over seeds and two standard deviations to either side."""
+    """Return classes against steps: the mean over seeds, and a band of two standard deviations to either side."""
     checks = min(len(history.classes) for history in group)
     steps, means, low, high = [0], [float(group[0].start)], [float(group[0].start)], [float(group[0].start)]
     for check in range(checks):
@@ -75,13 +75,13 @@ def band(title: str, group: Group) -> Line:
 
 
 def draw_bands(groups: Mapping[str, Group], title: str = "classes reached, mean and 2σ over seeds") -> bytes:
-    """The paper's figure 6: classes against steps, with bands of two standard deviations over seeds."""
+    """Draw the paper's figure 6: classes against steps, with bands of two standard deviations over seeds."""
     panel = Panel(title, [band(name, group) for name, group in groups.items() if group])
     return line_figure([panel], x_label="training steps", y_label="classes")
 
 
 def draw_rates(groups: Mapping[float, Group]) -> bytes:
-    """The paper's figure 5: plain softmax for each learning rate; beside it, how far each rate gets."""
+    """Draw the paper's figure 5: plain softmax for each learning rate; beside it, how far each rate gets."""
     curves, ends = [], []
     for rate, group in sorted(groups.items()):
         line = band(f"{rate:g}", group)
@@ -105,7 +105,7 @@ def draw_rates(groups: Mapping[float, Group]) -> bytes:
 
 
 def spread_of(values: Sequence[float]) -> str:
-    """Mean ± two standard deviations, as a cell.
+    """Return the mean ± two standard deviations as a cell.
 
     >>> spread_of([95, 100, 105])
     '100 ± 10'
@@ -115,13 +115,13 @@ def spread_of(values: Sequence[float]) -> str:
 
 
 def steps_cell(group: Group, classes: int) -> str:
-    """Steps to so many classes, mean ± 2σ; where not every seed got there, how many did."""
+    """Return the steps to so many classes, mean ± 2σ, or how many seeds got there if not all did."""
     known = [step for history in group if (step := history.steps_to(classes)) is not None]
     return spread_of(known) if len(known) == len(group) else f"{len(known)} of {len(group)} got there"
 
 
 def tabulate_milestones(groups: Mapping[str, Group]) -> Table:
-    """Steps to each milestone that some seed of some method reached."""
+    """Tabulate the steps to each milestone that some seed of some method reached."""
     rows: list[list[Cell]] = [
         [f"{classes} classes", *(steps_cell(group, classes) for group in groups.values())]
         for classes in MILESTONES
@@ -131,7 +131,7 @@ def tabulate_milestones(groups: Mapping[str, Group]) -> Table:
 
 
 def tabulate_reached(title: str, groups: Mapping[str, Group], steps: int, target: int) -> Table:
-    """Each method: classes after `steps` steps, and steps to `target` classes, mean ± 2σ over seeds."""
+    """Tabulate for each method the classes after `steps` steps and the steps to `target` classes, mean ± 2σ."""
     rows: list[list[Cell]] = []
     for name, group in groups.items():
         reached = [history.classes_at(steps) for history in group]

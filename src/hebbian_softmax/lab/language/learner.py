@@ -18,7 +18,7 @@ from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel
 from hebbian_softmax.lab.language.settings import RATES, Settings
-from hebbian_softmax.write.gpu.device import on_gpu, suits
+from hebbian_softmax.write import kernels_suit
 
 SECOND_MOMENT = 0.999  # Adam's β₂; RMSprop keeps torch's own 0.99
 WARM_UP = 3
@@ -158,8 +158,7 @@ class Learner:
         """Return whether a CUDA graph can hold a step: no part of it waits for the device, its numbers are tensors."""
         head = self.model.head
         return (
-            on_gpu(head.weight)
-            and suits(head, head.weight)  # otherwise the write waits
+            kernels_suit(head, head.weight)  # otherwise the write waits
             and settings.sizes.batch * settings.sizes.sequence <= FOLD_ROWS_ON_CUDA  # otherwise folding waits
             and self.ranks.count == 1
             and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels

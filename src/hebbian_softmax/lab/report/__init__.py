@@ -1,1 +1,1 @@
-"""What a run shows: tables, figures, one HTML page."""
+"""How runs are shown: tables, figures, one HTML page, and the frame of every experiment."""

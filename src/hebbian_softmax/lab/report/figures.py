@@ -1,4 +1,4 @@
-"""Figures that stay readable in print, in grey and to colour-blind eyes."""
+"""Figures that stay readable in print, in grey and for colour-blind readers."""
 
 import io
 import math
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hebbian_softmax.lab.base.extras import require
 
-# Okabe and Ito's palette; line style and marker repeat what the colour says.
+# Okabe and Ito's palette. Line style and marker tell lines apart without colour.
 STYLES = (
     ("#0072B2", "-", "o"),
     ("#D55E00", "--", "s"),
@@ -21,7 +21,7 @@ STYLES = (
 
 @dataclass(frozen=True)
 class Line:
-    """One curve, with a band from `low` to `high` if they are given. The n-th line of every panel looks the same."""
+    """A curve, with a band from `low` to `high` if these are given. The n-th line of every panel looks the same."""
 
     label: str
     x: Sequence[float]
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes and its curves. Labels of its own stand in place of the figure's."""
+    """A pair of axes and its curves. Its own labels, if any, replace those of the figure."""
 
     title: str
     lines: Sequence[Line]
@@ -40,18 +40,18 @@ class Panel:
     y_label: str = ""
     log_x: bool = False
     log_y: tuple[float, float] | None = None
-    """If given, y is logarithmic from one to the other, and what lies outside is cut off."""
+    """The limits of a logarithmic y axis; curves are cut off outside them."""
 
 
 def require_extras() -> None:
-    """Say what is missing before hours of work, not after."""
+    """Raise an error if figures could not be drawn: before hours of work, not after."""
     require("numpy", "matplotlib")
 
 
 def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes:
-    """Panels side by side, on one y axis unless they have labels of their own, as a PNG. The labels name the units."""
+    """Draw panels side by side as a PNG, on one y axis unless they have their own labels. The labels name the units."""
     require_extras()
-    from matplotlib.figure import Figure  # drawn without pyplot, so no display and no global state
+    from matplotlib.figure import Figure  # pyplot would need a display and global state
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(1.5 + 4.2 * len(panels), 4.0), layout="constrained")

@@ -1,4 +1,4 @@
-"""One HTML page of one or several runs: a single file without scripts that works offline."""
+"""An HTML page of one or several runs: a single file without scripts that works offline."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,10 @@ def write_page(
 
 
 def refresh_page(run: Run) -> bool:
-    """Write the page into the run folder. All it shows is saved already, so failing is worth a note, no more."""
+    """Write the page into the run folder; return whether that worked.
+
+    The page only repeats what is saved already, so a failure is only worth a note.
+    """
     try:
         write_page([run], run.path / "page.html")
     except LabError as error:
@@ -48,9 +51,9 @@ def refresh_page(run: Run) -> bool:
 
 
 def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Sequence[tuple[str, bytes]] = ()) -> str:
-    """The page as text. Everything that comes from a run is escaped.
+    """Return the page as text. Everything that comes from a run is escaped.
 
-    `tables` and `images`, captions with PNGs, are about all of the runs; they come before them.
+    `tables` and `images` (pairs of a caption and a PNG) are about all runs together and come first.
     """
     results = [load_result(run) for run in runs]
     titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
@@ -74,7 +77,7 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
 
 
 def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
-    """The settings that differ between the runs, and what each run says."""
+    """Return a table of the settings that differ between the runs, and of their summaries."""
     names = sorted({name for run in runs for name in run.settings})
     differing = [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]
     rows = [

@@ -1,4 +1,4 @@
-"""What a finished run says, in a form that any page or table can show: the content of `result.json`."""
+"""The result of a finished run in a form that any page or table can show: the content of `result.json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from hebbian_softmax.lab.report.tables import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """A PNG file in the run folder. The caption says what is to be seen, also to those who cannot see it."""
+    """A PNG file in the run folder. The caption describes it, also for readers who cannot see it."""
 
     file: str
     caption: str
@@ -21,9 +21,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """`metrics` are the raw numbers, by name; the rest is made from them for people.
+    """The outcome of a run: `metrics` are the raw numbers by name; everything else is made from them for people.
 
-    The summary is plain sentences on what was seen, `next_steps` are commands worth trying.
+    `summary` consists of plain sentences about what was seen, and `next_steps` are commands worth trying.
     """
 
     title: str
@@ -42,7 +42,7 @@ def save_result(run: Run, result: Result, images: Mapping[str, bytes]) -> None:
 
 
 def load_result(run: Run) -> Result | None:
-    """The result of a finished run, None of an unfinished one."""
+    """Return the result of a finished run, or None if the run is not finished."""
     content = run.result()
     if content is None:
         return None
@@ -59,7 +59,7 @@ def load_result(run: Run) -> Result | None:
 
 
 def _check(result: Result) -> None:
-    """Refuse values that no page could show, wherever the file came from."""
+    """Raise an error for values that no page could show, wherever the file came from."""
     texts = [result.title, result.summary, *result.next_steps]
     texts += [text for table in result.tables for text in (table.title, *table.columns)]
     texts += [text for figure in result.figures for text in (figure.file, figure.caption)]

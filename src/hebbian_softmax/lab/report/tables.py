@@ -1,14 +1,17 @@
-"""Tables as text for terminals and as Markdown for pages in a repository."""
+"""Tables as text, drawn on a terminal, and as Markdown for pages in a repository."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
+
+from hebbian_softmax.lab.base.extras import require
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under column names. The first column names the row, the others hold numbers."""
+    """Rows of cells under column names. The first column names the rows, the others hold numbers."""
 
     title: str
     columns: Sequence[str]
@@ -21,7 +24,7 @@ class Table:
 
 
 def side_by_side(tables: Sequence[Table]) -> Table | None:
-    """Tables of the same rows and columns as one, the columns numbered by table; None where they are not the same.
+    """Join tables with the same rows and columns, numbering the columns by table; return None if they differ.
 
     >>> one = Table("Accuracy, %", ["classes", "plain"], [["all", 61]])
     >>> print(as_text(side_by_side([one, Table("Accuracy, %", ["classes", "plain"], [["all", 64]])])))
@@ -42,7 +45,7 @@ def side_by_side(tables: Sequence[Table]) -> Table | None:
 
 
 def format_cell(cell: Cell) -> str:
-    """A cell for people: thousands apart, four digits of a float, a dash where there is nothing."""
+    """Return a cell for people: thousands separated, four digits of a float, a dash for None."""
     if cell is None:
         return "–"
     if isinstance(cell, int):
@@ -51,7 +54,7 @@ def format_cell(cell: Cell) -> str:
 
 
 def as_text(table: Table) -> str:
-    """The title, then aligned columns.
+    """Return the title and aligned columns as plain text.
 
     >>> print(as_text(Table("Accuracy, %", ["classes", "plain", "Hebbian"], [["all", 61.25, 63.5]])))
     Accuracy, %
@@ -69,8 +72,32 @@ def as_text(table: Table) -> str:
     return "\n".join([table.title, *map(align, lines)])
 
 
+def for_stream(table: Table, stream: TextIO) -> str:
+    """Return a table for `stream`: drawn by rich on a terminal with room for all its words, plain text elsewhere."""
+    if not stream.isatty():
+        return as_text(table)
+    require("rich")
+    from rich import box
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    console = Console(file=stream)
+    drawn = Drawn(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for number, name in enumerate(table.columns):
+        drawn.add_column(Text(name), justify="right" if number else "left", vertical="bottom")
+    for row in table.rows:
+        drawn.add_row(*(Text(format_cell(cell)) for cell in row))
+    if Measurement.get(console, console.options.update(width=10_000), drawn).minimum > console.width:
+        return as_text(table)  # rich would cut words and numbers
+    with console.capture() as captured:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def as_markdown(table: Table) -> str:
-    """The title in bold, then a Markdown table.
+    """Return the title in bold and a Markdown table.
 
     >>> print(as_markdown(Table("Accuracy, %", ["classes", "plain"], [["all", 61.25]])))
     **Accuracy, %**

@@ -1,17 +1,19 @@
-"""Reading a batch of activations on a GPU, once: which take part, their norms, their sum, and a copy on the way."""
+"""Reading a batch of activations once: which take part, their norms, their sum, and a copy on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-from torch.profiler import record_function
 
-from hebbian_softmax.attach.activations import Activations, Call, own_copy
-from hebbian_softmax.write.gpu import device
+from hebbian_softmax import _torch
+from hebbian_softmax.attach.activations import Activations, Call
+from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.running import HORIZON
 
 if TYPE_CHECKING:
@@ -21,87 +23,112 @@ _PARTS = 512
 """Programs that share a pass over the activations: each leaves a partial sum of every column."""
 
 
+class PartialSums(NamedTuple):
+    """What each program found of its part of the activations."""
+
+    columns: Tensor
+    """float32 (parts, features): sums of the activations."""
+    norms: Tensor
+    """float32 (parts,): sums of the norms of the centred activations."""
+    kept: Tensor
+    """int32 (parts,): how many activations take part."""
+    nonfinite: Tensor
+    """int32 (parts,): how many were left out because their norm is not finite."""
+    share: Tensor
+    """float32 (1,): the weight of this batch in the running values."""
+
+
 @dataclass(frozen=True)
 class Inspection:
+    """What the rule needs to know of a batch before it is sorted."""
+
     keys: Tensor
-    """int16 or int32 (N,): the class; -1 for what is left out."""
-    column_sums: Tensor
-    """float32 (parts, features)."""
-    norm_sums: Tensor
-    """float32 (parts,): of the centred activations."""
-    kept: Tensor
-    """int32 (parts,)."""
-    nonfinite: Tensor
-    """int32 (parts,)."""
-    share: Tensor
-    """float32 (1,): of this batch in the running values."""
+    """int16 or int32 (N,): the class of each activation; -1 for those left out."""
+    sums: PartialSums
     settings: tuple[object, ...]
-    """What it depends on besides the batch."""
+    """The settings of the head that the inspection depends on."""
 
 
-def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tensor, Tensor] | None) -> Inspection:
-    """Look at contiguous activations (N, features), N > 0; copy them and their targets if told where to."""
-    n, features = h.shape
-    shape, running = device.tile(features), head.running
-    parts = min(_PARTS, -(-n // shape["ROWS"]))
-    # Fewer bits are sorted in fewer passes.
-    keys = torch.empty_like(targets, dtype=torch.int16 if head.num_classes <= 2**15 else torch.int32)
-    sums = h.new_empty(parts, features, dtype=torch.float32)
-    norms, kept, nonfinite = sums.new_empty(parts), *keys.new_empty(2, parts, dtype=torch.int32)
-    share = sums.new_empty(1)
-    with torch.cuda.device_of(h):
-        device.kernels().inspect[(parts,)](
-            h,
-            targets,
-            running.mean,
-            running.batches,
-            keys,
-            sums,
-            norms,
-            kept,
-            nonfinite,
-            share,
-            *(copies or (h, targets)),
-            n,
-            features,
-            head.num_classes,
-            head.ignore_index,
-            HORIZON,
-            CENTER=head.center,
-            COPY=copies is not None,
-            STAGES=3 if shape["BLOCK"] <= 4096 else 1,  # what is fetched ahead must fit in shared memory
-            **shape,
-        )
-    return Inspection(keys, sums, norms, kept, nonfinite, share, _settings(head))
-
-
-def copied(head: HebbianSoftmax, h: Tensor, targets: Tensor, call: Call) -> Activations:
-    """``own_copy``, looked at on the way where the kernels will write it."""
-    weight = head.weight
-    ready = (
-        not torch.compiler.is_compiling()
-        and device.on_gpu(weight)
-        and device.suits(head, weight)
-        and device.on_gpu(h)
-        and h.device == weight.device
-        and h.shape[0] > 0
-    )
-    if not ready:
-        return own_copy(h, targets, call)
-    with record_function("hebbian_softmax::watch"):
-        own = torch.empty_like(h), torch.empty_like(targets)
-        inspection = inspect(head, h.detach(), targets.contiguous(), own)
-        return Activations(own[0].detach(), own[1], call, inspection)
+def copy_and_inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, call: Call) -> Activations:
+    """Copy activations and inspect them in the same pass."""
+    own = torch.empty_like(h), torch.empty_like(targets)
+    inspection = inspect(head, h.detach(), targets.contiguous(), own)
+    return Activations(own[0].detach(), own[1], call, inspection)
 
 
 def inspection_of(head: HebbianSoftmax, contents: Sequence[Activations], h: Tensor, targets: Tensor) -> Inspection:
-    """That of the batch: made with its copy, if it has not changed since and nothing that it depends on has."""
+    """Return the inspection made with the copy of the batch if it still holds, else inspect the batch now."""
     early = contents[0].inspection
     if len(contents) == 1 and isinstance(early, Inspection) and early.settings == _settings(head):
         return early
     return inspect(head, h, targets, None)
 
 
+def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tensor, Tensor] | None) -> Inspection:
+    """Inspect contiguous activations (N, features), N > 0; copy them and their targets if ``copies`` are given."""
+    n, features = h.shape
+    shape, running = tile(features), head.running
+    parts = min(_PARTS, -(-n // shape["ROWS"]))
+    # Fewer bits are sorted in fewer passes.
+    keys = torch.empty_like(targets, dtype=torch.int16 if head.num_classes <= 2**15 else torch.int32)
+    columns = h.new_empty(parts, features, dtype=torch.float32)
+    kept, nonfinite = keys.new_empty(2, parts, dtype=torch.int32)
+    sums = PartialSums(columns, columns.new_empty(parts), kept, nonfinite, columns.new_empty(1))
+    with torch.cuda.device_of(h):
+        inspect_kernel[(parts,)](
+            h, targets, running.mean, running.batches, keys, sums, *(copies or (h, targets)),
+            n, features, head.num_classes, head.ignore_index, HORIZON,
+            CENTER=head.center, COPY=copies is not None,
+            STAGES=3 if shape["BLOCK"] <= 4096 else 1,  # what is fetched ahead must fit in shared memory
+            **shape,
+        )  # fmt: skip
+    return Inspection(keys, sums, _settings(head))
+
+
 def _settings(head: HebbianSoftmax) -> tuple[object, ...]:
-    mean = head.running.mean  # the running values change together
-    return head.num_classes, head.ignore_index, head.center, mean.data_ptr(), mean._version
+    mean = head.running.mean  # all running values change together with it
+    return head.num_classes, head.ignore_index, head.center, mean.data_ptr(), _torch.version(mean)
+
+
+@triton.jit
+def inspect_kernel(
+    h, targets, mean, batches, keys, sums, copy, targets_copy, n, features, classes, ignore_index, horizon,
+    CENTER: tl.constexpr, COPY: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Read the activations once and leave the keys and the partial sums; copy the activations if ``COPY``."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < features
+    center = tl.zeros([BLOCK], tl.float32)
+    if CENTER:
+        center = tl.load(mean + column, mask=inside, other=0.0)
+    total = tl.zeros([BLOCK], tl.float32)
+    norms = tl.zeros([ROWS], tl.float32)
+    many = tl.zeros([ROWS], tl.int32)
+    bad = tl.zeros([ROWS], tl.int32)
+    for first in tl.range(program * ROWS, n, programs * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        here = row < n
+        target = tl.load(targets + row, mask=here, other=-1)
+        at = h + row.to(tl.int64)[:, None] * features + column[None, :]
+        x = tl.load(at, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        if COPY:
+            to = copy + row.to(tl.int64)[:, None] * features + column[None, :]
+            tl.store(to, x.to(copy.dtype.element_ty), mask=here[:, None] & inside[None, :])
+            tl.store(targets_copy + row, target, mask=here)
+        known = here & (target != ignore_index) & (target >= 0) & (target < classes)
+        finite = tl.sum(x * x, 1) < float("inf")  # false for a NaN, too
+        keep = known & finite
+        tl.store(keys + row, tl.where(keep, target, -1).to(keys.dtype.element_ty), mask=here)
+        away = x - center[None, :]
+        norms += tl.where(keep, tl.sqrt_rn(tl.sum(away * away, 1)), 0.0)
+        total += tl.sum(tl.where(keep[:, None], x, 0.0), 0)
+        many += keep.to(tl.int32)
+        bad += (known & (finite == 0)).to(tl.int32)
+    tl.store(sums.columns + program * features + column, total, mask=inside)
+    tl.store(sums.norms + program, tl.sum(norms, 0))
+    tl.store(sums.kept + program, tl.sum(many, 0))
+    tl.store(sums.nonfinite + program, tl.sum(bad, 0))
+    if program == 0:  # the programs of ``statistics`` all need the share, and one of them advances ``batches``
+        seen = tl.load(batches + 1) + 1
+        tl.store(sums.share, tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32)))

@@ -1,4 +1,4 @@
-"""Launching the gradient step on a GPU: of any parameter, and of the head's weight together with the rule's write."""
+"""The gradient step of a head's weight and the rule's write in one pass over the matrix."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.profiler import record_function
 
-from hebbian_softmax.write.gpu.device import kernels, tile
-from hebbian_softmax.write.gpu.rows import find_runs, objective_of
-from hebbian_softmax.write.gpu.update import Update
+from hebbian_softmax.write.gpu import tile
+from hebbian_softmax.write.gpu.rows import memory_of_run, mixed, objective_of
+from hebbian_softmax.write.gpu.runs import Runs, find_runs
+from hebbian_softmax.write.gpu.update import Update, stepped, store_moments
 
 if TYPE_CHECKING:
     from hebbian_softmax.attach.activations import Activations
     from hebbian_softmax.layer import HebbianSoftmax
-
-_BLOCK = 2048
-
-
-def step_elements(parameter: Tensor, update: Update) -> None:
-    """The gradient step of a parameter of any shape."""
-    values, kind = update.arguments()
-    n = parameter.numel()
-    with torch.cuda.device_of(parameter):
-        kernels().step_elements[(-(-n // _BLOCK),)](parameter, n, *values, **kind, BLOCK=_BLOCK)
-    torch.autograd.graph.increment_version((parameter,))
 
 
 class RowStep:
@@ -34,26 +26,22 @@ class RowStep:
 
     def __init__(self) -> None:
         self._slots: Tensor | None = None
-        """Where the run of each class starts, -1 where it has none: so between steps everywhere."""
+        """Where the run of each class starts, -1 where it has none; between steps all are -1."""
 
     def step(self, head: HebbianSoftmax, weight: Tensor, update: Update, contents: Sequence[Activations]) -> None:
-        """Equation 3 on top of the gradient step."""
-        slots, self._slots = self._empty_slots(weight), None  # not kept where an exception leaves entries
+        """Make the gradient step, and equation 3 on top of it."""
+        slots, self._slots = self._empty_slots(weight), None  # an exception may leave entries: do not keep those
         with torch.cuda.device_of(weight):
             with record_function("hebbian_softmax::write"):
                 runs = find_runs(head, contents, weight, update, slots) if contents else None
             keeper = head.low_precision
             copy = weight if keeper is None else keeper.room_for(weight)
-            values, kind = update.arguments()
+            arguments, kind = update.arguments()
             objective, radius = objective_of(head)
-            # Without runs nothing reads what belongs to them.
-            of_runs = (
-                [slots, runs.h, runs.order, runs.blocks, runs.before, runs.n, runs.rate, runs.center, runs.scale]
-                if runs is not None
-                else [slots] * 9
-            )
-            kernels().step_rows[(head.num_classes,)](
-                weight, copy, *values, *of_runs, head.counts, head.in_features, float(radius),
+            step_rows_kernel[(head.num_classes,)](
+                weight, copy, arguments, slots,
+                Runs(*[slots] * len(Runs._fields)) if runs is None else runs,  # without runs nothing reads them
+                head.counts, head.in_features, float(radius),
                 **kind, COPY=keeper is not None, WRITE=runs is not None, MEMORIZING=head.memorizing,
                 OBJECTIVE=objective, **tile(head.in_features),
             )  # fmt: skip
@@ -67,3 +55,33 @@ class RowStep:
         if slots is None or slots.shape[0] != weight.shape[0] or slots.device != weight.device:
             slots = torch.full((weight.shape[0],), -1, dtype=torch.int32, device=weight.device)
         return slots
+
+
+@triton.jit
+def step_rows_kernel(
+    weight, copy, step, slots, runs, counts, features, radius,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, COPY: tl.constexpr, WRITE: tl.constexpr, MEMORIZING: tl.constexpr,
+    OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Step one row in each program and, where its class has a run with λ > 0, mix it; read and write it once."""
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < features
+    at = row.to(tl.int64) * features + column
+    w, m, v = stepped(weight, at, inside, step, KIND, LR_TENSOR)
+    if WRITE:
+        position = tl.load(slots + row)
+        if position >= 0:
+            tl.debug_barrier()  # every warp has read the slot
+            tl.store(slots + row, -1)  # empty again for the next step
+            n = tl.load(runs.n + position)
+            tl.store(counts + row, tl.load(runs.before + position) + n)
+            if MEMORIZING:
+                rate = tl.load(runs.rate + position)
+                if rate > 0:
+                    memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                    w = mixed(w, memory, rate, weight.dtype.element_ty).to(tl.float32)
+    tl.store(weight + at, w, mask=inside)
+    store_moments(step, at, inside, m, v, KIND)
+    if COPY:
+        tl.store(copy + at, w, mask=inside)

@@ -10,7 +10,7 @@ import pytest
 
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.language.experiments.memories import GRIDS, MemorySettings, grids_of
+from hebbian_softmax.lab.language.experiments.memories import OPTIONS, WithMemories, grids_of
 from hebbian_softmax.lab.language.experiments.tables import chosen_tables, frequency_table, memory_tables, summarize
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.memories.settings import Grids
@@ -21,12 +21,12 @@ from tests.lab.language.experiments.conftest import Reproduce, result_of, table,
 ONE = ("--trials", "0", "--seeds", "1")
 GRID = "--sweep-thetas 0.01,0.02,0.5 --sweep-sizes 10,30 --sweep-cache-shares 0.1,0.2 --sweep-neighbours 4,20 "
 GRID += "--sweep-rates 0.1,1 --sweep-l2 0.5,0.7 --sweep-mbpa-shares 0.05,0.3 --two-step-words 3"
-ADDED = {"memories", "two_step_words", *GRIDS}
+ADDED = {"memories", *OPTIONS}
 
 
 def test_the_grids_are_those_of_the_paper_unless_given() -> None:
-    assert grids_of(MemorySettings()) == Grids()
-    given = grids_of(replace(MemorySettings(), sweep_thetas="0.01,0.3", sweep_sizes="20000000"))
+    assert grids_of(WithMemories.settings_type()) == Grids()
+    given = grids_of(WithMemories.settings_type(sweep_thetas="0.01,0.3", sweep_sizes="20000000"))
     assert given == Grids(thetas=(0.01, 0.3), sizes=(20_000_000,))
 
 

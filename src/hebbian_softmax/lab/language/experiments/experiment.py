@@ -40,7 +40,7 @@ from hebbian_softmax.lab.language.report.curves import BANDS, CAPTION, draw_curv
 from hebbian_softmax.lab.language.settings import PRESETS, FolderTrain, TrainSettings
 from hebbian_softmax.lab.language.source import FOLDER as ANY_FOLDER
 from hebbian_softmax.lab.language.source import prepared_corpus
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 from hebbian_softmax.lab.report.tables import Table
 

@@ -5,15 +5,14 @@ All of them are made from the outcomes alone, which result.json holds.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE, WIKITEXT_TABLE, paper_corpus
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import LSTM, RULE, SEED, as_text, best_of
-from hebbian_softmax.lab.language.memories.cache import CacheSettings
-from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.outcome import GRID
+from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.perplexities import apart, change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -204,13 +203,14 @@ def chosen_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     for title, group in by_title(outcomes, "final").items():
         for outcome in group:
             for more, found in outcome.more.items():
-                if "cache" not in found:
+                if "ends" not in found:
                     continue
-                cache = CacheSettings(**found["cache"]).describe()
-                mbpa = MbpaSettings(**found["mbpa"]).describe() if found["mbpa"] else "–"
+                memories: list[Cell] = [
+                    cast(Any, kind)(**found[kind.key]).describe() if found.get(kind.key) else "–" for kind in KINDS
+                ]
                 at_end = ", ".join(found["ends"]) or "–"
-                rows.append([f"{title} + {more}", outcome.settings["seed"], cache, mbpa, at_end])
-    columns = ["", "seed", *GRID[:2], "at the end of its grid: the best may lie beyond"]
+                rows.append([f"{title} + {more}", outcome.settings["seed"], *memories, at_end])
+    columns = ["", "seed", *GRID[:-1], "at the end of its grid: the best may lie beyond"]
     return [Table("Memories chosen on the validation text", columns, rows)] if rows else []
 
 

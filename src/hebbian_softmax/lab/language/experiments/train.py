@@ -36,7 +36,7 @@ from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
-from hebbian_softmax.lab.recipe import Recipe
+from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
 
 STEPS_FILE = "plan.json"

@@ -6,7 +6,12 @@ Both can measure the final models with memories; the first does so unless `--mem
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.language.experiments.memories import MemorySettings, WithMemories, memories_setting
+from hebbian_softmax.lab.language.experiments.memories import (
+    MemorySettings,
+    WithMemories,
+    memories_setting,
+    with_grids,
+)
 from hebbian_softmax.lab.language.experiments.tables import (
     chosen_tables,
     frequency_table,
@@ -31,7 +36,7 @@ class WikitextTable(WithMemories):
     name = "wikitext-table"
     help = "validation and test perplexity on WikiText-103 (table 1)"
     title = "The paper's table 1"
-    settings_type = TableSettings
+    settings_type = with_grids(TableSettings)
     corpus = "wikitext-103"
     epochs = 90
     hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"

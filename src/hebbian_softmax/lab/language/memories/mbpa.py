@@ -47,7 +47,7 @@ class MbpaGrid:
     rates: Sequence[float] = setting((0.03, 0.1, 0.3, 1.0, 3.0, 10.0), "α of MbPA", several(positive))
     l2: Sequence[float] = setting((0.1, 0.5, 1.0), "β of MbPA, at two steps", several(number(0)))
     mbpa_shares: Sequence[float] = setting((0.02, 0.04, 0.06, 0.08, 0.1), "λ of MbPA", several(number(0, 1)))
-    two_step_words: int = setting(500, "validation words to sweep two steps on; 0: one step only", integer(0))
+    two_step_words: int = setting(500, "validation words to sweep two steps of MbPA on; 0: one step only", integer(0))
     budget: float = setting(600.0, "seconds that two steps may take in all", number(0))
 
     def counts(self, size: int) -> list[int]:

@@ -1,0 +1,172 @@
+"""Every use of torch's private API in this library, one named function each.
+
+A new version of torch can break only what is listed here; ``tests/test_torch_private.py`` tries each function against
+the installed torch. All of them were seen to work with torch 2.11 and 2.13.
+
+Two private methods of ``nn.Module`` cannot be wrapped in a function, because modules override them:
+``_load_from_state_dict`` (:class:`HebbianSoftmax`, :class:`RunningStatistics`) and ``_apply``
+(:class:`RunningStatistics`). They were seen on the same versions, and the same test file tries them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+NO_BACKWARD = -1
+"""The number that :func:`current_backward` returns outside of backward passes."""
+
+
+def current_backward() -> int:
+    """Return the number of the backward pass that runs on this thread, or ``NO_BACKWARD``.
+
+    It tells apart the passes that bring a gradient to the head. Uses ``torch._C._current_graph_task_id`` (torch 2.11
+    and 2.13).
+    """
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the backward pass that runs now has ended; a pass that raises does not call it.
+
+    Activations become pending in such a callback. Uses ``Variable._execution_engine.queue_callback`` (torch 2.11 and
+    2.13).
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(callback)
+
+
+def backward_keeps_graph() -> bool:
+    """Return whether the backward pass that runs now keeps its graph, so that saved tensors are needed again.
+
+    The loss scales its saved gradients in place where they are not. Uses
+    ``torch._C._autograd._get_current_graph_task_keep_graph`` (torch 2.11 and 2.13); without it the answer is True,
+    which is always safe.
+    """
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often ``tensor`` was changed in place, as autograd counts it; inference tensors have no count.
+
+    It tells whether a gradient, a weight or an activation is still what it was. Uses ``Tensor._version`` (torch 2.11
+    and 2.13).
+    """
+    return tensor._version
+
+
+def is_transforming() -> bool:
+    """Return whether a transform of torch.func runs, whose tensors are wrappers without memory.
+
+    Uses ``torch._C._are_functorch_transforms_active`` (torch 2.11 and 2.13).
+    """
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_in_forward_mode() -> bool:
+    """Return whether a ``forward_ad.dual_level`` is open, in which tensors can have tangents.
+
+    Uses ``torch.autograd.forward_ad._current_level`` (torch 2.11 and 2.13).
+    """
+    return forward_ad._current_level >= 0
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is a FakeTensor, which has a shape and no values.
+
+    Uses ``torch._subclasses.fake_tensor`` (torch 2.11 and 2.13), which ``import torch`` has imported already.
+    """
+    return isinstance(tensor, FakeTensor)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` stands for several tensors, as gradients do under ``is_grads_batched=True``.
+
+    Uses ``torch._C._dispatch_keys`` and ``torch._C._dispatch_key_parse`` (torch 2.11 and 2.13).
+    """
+    return bool(torch._C._dispatch_keys(tensor).has(torch._C._dispatch_key_parse("Batched")))
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Fail on the device if ``condition`` is false, without waiting for the device.
+
+    Uses ``torch._assert_async`` (torch 2.11 and 2.13).
+    """
+    torch._assert_async(condition, message)
+
+
+def cpu_multiplies(dtype: torch.dtype) -> bool:
+    """Return whether this CPU has instructions for matrix products in ``dtype``, which is bfloat16 or float16.
+
+    Uses ``torch.cpu._is_avx512_bf16_supported`` and ``torch.ops.mkldnn._is_mkldnn_fp16_supported`` (torch 2.11 and
+    2.13).
+    """
+    if dtype == torch.bfloat16:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def own_parameter(module: nn.Module, name: str) -> Tensor | None:
+    """Return the parameter that ``module`` itself holds as ``name``; None where a parametrization computes it.
+
+    Also works on a module whose ``__init__`` has not run. Uses ``nn.Module._parameters`` (torch 2.11 and 2.13).
+    """
+    parameters: dict[str, Tensor | None] = module.__dict__.get("_parameters", {})
+    return parameters.get(name)
+
+
+def is_real_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the running step of ``optimizer`` is neither a dummy nor a part of a larger step.
+
+    torch.distributed.checkpoint makes a step with zero gradients to create the optimizer's state, perhaps on one rank
+    only. And the step of a subclass that calls ``super().step()`` may run the step hooks inside, with more to do after
+    them. Both are recognised by the functions that called this one: ``_init_optim_state`` in
+    ``torch.distributed.checkpoint.state_dict``, and ``wrapper`` in ``torch.optim.optimizer`` with the optimizer as its
+    first argument, once for each nested step (torch 2.11 and 2.13).
+    """
+    steps = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
+        if name == "_init_optim_state" and module == "torch.distributed.checkpoint.state_dict":
+            return False
+        if name == "wrapper" and module == "torch.optim.optimizer":
+            steps += frame.f_locals.get("args", (None,))[0] is optimizer
+        frame = frame.f_back
+    return steps <= 1
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether ``tensor`` is a DTensor, whose rows are spread over ranks.
+
+    Does not import ``torch.distributed.tensor``: a DTensor exists only where that module is in ``sys.modules`` already
+    (torch 2.11 and 2.13).
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def fsdp_class() -> type[FSDPModule] | None:
+    """Return the class of the modules given to ``fully_shard``; None where ``fully_shard`` was never called.
+
+    Does not import ``torch.distributed.fsdp``. ``fully_shard`` makes a subclass of ``FSDPModule`` for each class of
+    module that it is given (torch 2.11 and 2.13).
+    """
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None or not module.FSDPModule.__subclasses__():
+        return None
+    found: type[FSDPModule] = module.FSDPModule
+    return found

@@ -1,0 +1,87 @@
+"""The one gate to Triton: whether it is there, which devices and tensors its kernels work on, and what a GPU has.
+
+A module that defines kernels imports Triton at its top, which takes long and fails where there is none. Such a module
+is therefore imported only through :func:`load`, when a kernel is first wanted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The floating-point types that the kernels work on."""
+
+_kernels_on_cpu = False
+
+
+@cache
+def load(module: str) -> Any:
+    """Import a module of kernels, given by its name within this package, as ``write.gpu.rows``; None without Triton."""
+    return importlib.import_module(f"hebbian_softmax.{module}") if _installed() else None
+
+
+@cache
+def _installed() -> bool:
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def runs_on(device: torch.device) -> bool:
+    """Return whether kernels run on ``device``: on GPUs where Triton is installed."""
+    return (device.type == "cuda" or (_kernels_on_cpu and device.type == "cpu")) and _installed()
+
+
+def works_on(tensor: Tensor) -> bool:
+    """Return whether kernels can work on the memory of ``tensor``; subclasses such as DTensor do not own theirs."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in DTYPES and tensor.is_contiguous()
+    return plain and runs_on(tensor.device)
+
+
+@cache
+def is_hopper(device: torch.device, shared_memory: int = 0) -> bool:
+    """Return whether ``device`` is a GPU of the Hopper generation or later with so many bytes of shared memory."""
+    if device.type != "cuda":
+        return runs_on(device)
+    properties = torch.cuda.get_device_properties(device)
+    has = getattr(properties, "shared_memory_per_block_optin", shared_memory)
+    return bool(properties.major >= 9 and has >= shared_memory)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of processors of a GPU, which programs take turns on; 4 on a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+@contextmanager
+def kernels_on_cpu(allowed: bool = True) -> Iterator[None]:
+    """Let kernels work on CPU tensors, too, or no longer: for tests, where Triton's interpreter runs them."""
+    global _kernels_on_cpu
+    before, _kernels_on_cpu = _kernels_on_cpu, allowed
+    _forget()
+    try:
+        yield
+    finally:
+        _kernels_on_cpu = before
+        _forget()
+
+
+def _forget() -> None:
+    runs_on.cache_clear()
+    is_hopper.cache_clear()

@@ -1,0 +1,361 @@
+"""`hebbian compare longtail`: the same small network with a plain and with a Hebbian softmax, side by side.
+
+Both start from the same weights and see the same batches in the same order. The synthetic task has many rare classes
+and a balanced test set, so most test examples belong to classes that an epoch shows only a handful of times.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.lab.base.runs import Run
+from hebbian_softmax.lab.base.seeds import derive_seed
+from hebbian_softmax.lab.base.settings import as_options, integer, number, setting
+from hebbian_softmax.lab.base.training import train
+from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.report.recipe import Recipe
+from hebbian_softmax.lab.report.result import Figure, Result
+from hebbian_softmax.lab.report.tables import Cell, Table
+
+LATENT = 8  # numbers that depend on the class, and as many that do not
+INPUTS = 64  # numbers that the network sees
+NOISE = 0.2  # standard deviation of the numbers that depend on the class; between classes it is 1
+FOLDING = 1.0  # gain of the random network: the higher, the further from linear
+RAREST = 4  # training examples of the rarest class
+TEST_EXAMPLES = 10  # test examples of each class
+
+HIDDEN, FEATURES, BATCH = 256, 128, 128
+LOGITS = 1 << 24  # logits that an evaluation holds at a time, 64 MiB
+EVALUATIONS = 25  # points on the curves
+RARE = 10  # classes with fewer training examples than this are called rare
+BUCKETS = ((RARE, 20), (20, 100), (100, None))  # ranges of a class's training examples, for classes that are not rare
+NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options. Their defaults were chosen for plain softmax on seeds other than 0: see `results/longtail-demo`."""
+
+    steps: int = setting(1500, "training steps", integer(1))
+    classes: int = setting(1000, "number of classes", integer(20, 100_000))
+    learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", number(0))
+    gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
+    limit: int = setting(30, "T, number of occurrences of a class that the rule writes", integer(0))
+    seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """The task: inputs (examples, INPUTS), targets (examples,), and each class's number of training examples."""
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    counts: Tensor
+
+
+def longtail(classes: int, seed: int) -> LongTail:
+    """Draw a synthetic classification task with rare classes; the same arguments give the same task.
+
+    Each class is a point in a small space. An example is that point plus a little noise, followed by as many random
+    numbers that say nothing about the class, and all of them pass through a fixed random network that mixes the two
+    parts. A network must learn from all classes together to separate the parts again. The k-th class has about 1/k
+    of the training examples of the first, like words in a text (Zipf's law); every class has equally many test
+    examples.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(seed, "longtail"))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    prototypes = normal(classes, LATENT)
+    folds = [
+        FOLDING * normal(2 * LATENT, INPUTS) / (2 * LATENT) ** 0.5,
+        FOLDING * normal(INPUTS, INPUTS) / INPUTS**0.5,
+    ]
+
+    def draw_inputs(targets: Tensor) -> Tensor:
+        telling = prototypes[targets] + NOISE * normal(len(targets), LATENT)
+        inputs = torch.cat([telling, normal(len(targets), LATENT)], dim=1)
+        for fold in folds:
+            inputs = torch.sin(inputs @ fold)
+        return inputs
+
+    counts = (RAREST * classes / torch.arange(1, classes + 1)).round().long()
+    train_targets = torch.arange(classes).repeat_interleave(counts)
+    test_targets = torch.arange(classes).repeat_interleave(TEST_EXAMPLES)
+    return LongTail(draw_inputs(train_targets), train_targets, draw_inputs(test_targets), test_targets, counts)
+
+
+class ShuffledBatches:
+    """Indices of examples in batches: every epoch shows all of them once, in a new order.
+
+    The order depends only on `seed` and on the number of batches drawn, so that number is the whole state. A last
+    batch that would be smaller is left out; its examples come in other epochs.
+    """
+
+    def __init__(self, examples: int, batch: int, seed: int) -> None:
+        if not 1 <= batch <= examples:
+            raise ValueError(f"batch must be between 1 and the {examples} examples, not {batch}")
+        self.examples, self.batch, self.seed = examples, batch, seed
+        self.drawn = 0
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def next(self) -> Tensor:
+        """Return the indices of the next batch."""
+        epoch, position = divmod(self.drawn, self.examples // self.batch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+            self._epoch, self._order = epoch, torch.randperm(self.examples, generator=generator)
+        self.drawn += 1
+        return self._order[position * self.batch : (position + 1) * self.batch]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+def mlp(inputs: int, hidden: int, features: int) -> nn.Sequential:
+    """Return a network of three layers with ReLU. The head sees its last activations, of width `features`."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, features),
+        nn.ReLU(),
+    )
+
+
+class Contender:
+    """A network, its head and its optimizer. Equal seeds give equal first weights, whatever the head."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        torch.manual_seed(derive_seed(settings.seed, "weights"))
+        self.network = mlp(INPUTS, HIDDEN, FEATURES)
+        self.head: nn.Linear
+        if name == "hebbian":
+            self.head = HebbianSoftmax(FEATURES, settings.classes, gamma=settings.gamma, limit=settings.limit)
+        else:
+            self.head = nn.Linear(FEATURES, settings.classes, bias=False)
+        parameters = [*self.network.parameters(), *self.head.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
+        if isinstance(self.head, HebbianSoftmax):
+            self.head.attach(self.optimizer)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Take one training step and return its loss."""
+        features = self.network(inputs)
+        if isinstance(self.head, HebbianSoftmax):
+            loss = self.head.loss(features, targets)
+        else:
+            loss = F.cross_entropy(self.head(features), targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, logits: int = LOGITS) -> Tensor:
+        """Return the likeliest classes, computing at most about `logits` logits at a time: all could be terabytes."""
+        modules = [module for part in (self.network, self.head) for module in part.modules()]
+        modes = [module.training for module in modules]
+        self.network.eval()
+        self.head.eval()
+        try:
+            parts = inputs.split(max(1, logits // self.head.out_features))
+            return torch.cat([self.head(self.network(part)).argmax(dim=1) for part in parts])
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def parts(self) -> dict[str, Any]:
+        return {"network": self.network, "head": self.head, "optimizer": self.optimizer}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+
+
+class Comparison:
+    """The task of the training loop: both contenders take their step on the same batch."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.data = longtail(settings.classes, settings.seed)
+        self.batches = ShuffledBatches(len(self.data.train_targets), BATCH, settings.seed)
+        self.contenders = {name: Contender(name, settings) for name in NAMES}
+
+    def train_step(self) -> dict[str, Tensor]:
+        batch = self.batches.next()
+        inputs, targets = self.data.train_inputs[batch], self.data.train_targets[batch]
+        return {f"{name}_loss": contender.step(inputs, targets) for name, contender in self.contenders.items()}
+
+    def evaluate(self) -> dict[str, float]:
+        rare = self.data.counts < RARE
+        metrics = {}
+        for name, accuracy in self.class_accuracies().items():
+            metrics[f"{name}_accuracy"] = accuracy.mean().item()
+            metrics[f"{name}_rare"] = accuracy[rare].mean().item()
+        return metrics
+
+    def class_accuracies(self) -> dict[str, Tensor]:
+        """Return, for each contender, the share of right test answers in each class."""
+        accuracies = {}
+        for name, contender in self.contenders.items():
+            right = contender.predict(self.data.test_inputs) == self.data.test_targets
+            accuracies[name] = right.double().view(len(self.data.counts), -1).mean(dim=1)
+        return accuracies
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: contender.state_dict() for name, contender in self.contenders.items()}
+        return {"batches": self.batches.state_dict(), **states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches.load_state_dict(state["batches"])
+        for name, contender in self.contenders.items():
+            contender.load_state_dict(state[name])
+
+
+class Comparing(Recipe):
+    """`hebbian compare longtail`."""
+
+    def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        """Train both contenders, then compare them."""
+        comparison = Comparison(settings)
+        seconds = train(
+            comparison,
+            run,
+            steps=settings.steps,
+            evaluate_every=max(1, settings.steps // EVALUATIONS),
+            checkpoint_seconds=10.0,
+            label="longtail",
+            quiet=quiet,
+        )
+        outcomes = compare(comparison.data.counts, comparison.class_accuracies())
+        caption = "Test accuracy against training steps, for all classes and for rare ones."
+        result = Result(
+            title="Plain and Hebbian softmax on a long-tailed task",
+            summary=summarize(outcomes, settings),
+            metrics={
+                "training_examples": len(comparison.data.train_targets),
+                "seconds": seconds,
+                "accuracy": outcomes,
+            },
+            tables=[tabulate(outcomes)],
+            figures=[Figure("accuracy.png", caption)],
+            next_steps=suggest(settings),
+        )
+        return result, {"accuracy.png": draw(run.records())}
+
+
+def suggest(settings: Settings) -> list[str]:
+    """Return commands worth trying next. Each varies one thing and keeps the other settings of this run."""
+    variations = [
+        (replace(settings, seed=(settings.seed + 1) % 2**32), "another task, other first weights"),
+        (replace(settings, steps=min(settings.steps * 3, 2**31 - 1)), "does the difference last?"),
+        (replace(settings, gamma=0.3, limit=100), "stronger, longer memorising"),
+    ]
+    return [
+        f"{' '.join(['hebbian compare longtail', *as_options(varied)])}  # {remark}"
+        for varied, remark in variations
+        if varied != settings
+    ]
+
+
+def compare(counts: Tensor, accuracies: dict[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Return accuracies by training frequency, with their difference and its standard error over classes."""
+    every = torch.ones_like(counts, dtype=torch.double)
+    groups = {"all classes": every, f"seen fewer than {RARE} times": (counts < RARE).double()}
+    for low, high in BUCKETS:
+        inside = counts >= low if high is None else (counts >= low) & (counts < high)
+        if inside.any():
+            name = f"seen {low} times and more" if high is None else f"seen {low} to {high - 1} times"
+            groups[name] = inside.double()
+    groups["weighted by training frequency"] = counts.double()
+
+    outcomes = {}
+    for name, weights in groups.items():
+        weights = weights / weights.sum()
+        difference = accuracies["hebbian"] - accuracies["plain"]
+        mean = (weights * difference).sum()
+        outcomes[name] = {
+            "classes": int((weights > 0).sum()),
+            "plain": (weights * accuracies["plain"]).sum().item(),
+            "hebbian": (weights * accuracies["hebbian"]).sum().item(),
+            "difference": mean.item(),
+            "standard_error": (weights * (difference - mean)).square().sum().sqrt().item(),
+        }
+    return outcomes
+
+
+def tabulate(outcomes: dict[str, dict[str, float]]) -> Table:
+    """Return the table of accuracies by training frequency."""
+    rows: list[list[Cell]] = [
+        [
+            name,
+            int(outcome["classes"]),
+            *(f"{100 * outcome[column]:.1f}" for column in NAMES),
+            f"{100 * outcome['difference']:+.1f} ± {100 * outcome['standard_error']:.1f}",
+        ]
+        for name, outcome in outcomes.items()
+    ]
+    columns = ["classes of the training set", "classes", *NAMES.values(), "difference ± standard error"]
+    return Table("Test accuracy in %, every class with equally many test examples", columns, rows)
+
+
+def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
+    """Say what was seen in plain sentences, whichever side it favours."""
+
+    def words(name: str) -> str:
+        outcome = outcomes[name]
+        if abs(outcome["difference"]) <= 2 * outcome["standard_error"]:
+            verdict = "no clear difference"
+        else:
+            verdict = f"{NAMES['hebbian' if outcome['difference'] > 0 else 'plain']} is better"
+        return f"Hebbian {100 * outcome['hebbian']:.1f} %, plain {100 * outcome['plain']:.1f} %: {verdict}"
+
+    rare, *_, frequent = (name for name in outcomes if name.startswith("seen"))
+    return (
+        f"Test accuracy after {settings.steps:,} steps, every class counting alike: {words('all classes')}. "
+        f"Classes {rare}: {words(rare)}. Classes {frequent}: {words(frequent)}. "
+        "This is one seed; differences within two standard errors are called not clear."
+    )
+
+
+def draw(records: list[dict[str, Any]]) -> bytes:
+    """Draw accuracy against steps from the records of the log."""
+
+    def line(name: str, key: str) -> Line:
+        points = [(record["step"], record.get(f"{name}_{key}")) for record in records]
+        known = [(step, 100 * value) for step, value in points if isinstance(value, int | float)]
+        return Line(NAMES[name], [step for step, _ in known], [value for _, value in known])
+
+    panels = [
+        Panel("all classes", [line(name, "accuracy") for name in NAMES]),
+        Panel(f"classes seen fewer than {RARE} times", [line(name, "rare") for name in NAMES]),
+    ]
+    return line_figure(panels, x_label="training steps", y_label="test accuracy in %")
+
+
+RECIPES = [
+    Comparing(
+        verb="compare",
+        name="longtail",
+        help="a synthetic task with many rare classes; no download, about a minute",
+        description=(
+            "Trains the same network twice, with a plain and with a Hebbian softmax, on a synthetic task whose class "
+            "frequencies follow Zipf's law, and compares their test accuracy by class frequency."
+        ),
+        settings=Settings,
+    )
+]

@@ -1,0 +1,166 @@
+"""The frame of every experiment: its place on the command line, its run folder, and how its result is shown."""
+
+import argparse
+import shlex
+import signal
+import sys
+import textwrap
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.console import program, say
+from hebbian_softmax.lab.base.errors import LabError, Terminated
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
+from hebbian_softmax.lab.base.training import Interrupted
+from hebbian_softmax.lab.report.figures import require_extras
+from hebbian_softmax.lab.report.page import refresh_page
+from hebbian_softmax.lab.report.result import Result, load_result, save_result
+from hebbian_softmax.lab.report.tables import Table, for_stream
+
+LATEST = "the newest unfinished run"
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """An experiment as a command: `hebbian VERB NAME`."""
+
+    verb: str
+    """The first word of the command, such as `compare`."""
+    name: str
+    """The second word of the command, such as `glyphs`."""
+    help: str
+    description: str
+    settings: type
+
+    @abstractmethod
+    def perform(self, run: Run, settings: Any, quiet: bool) -> tuple[Result, dict[str, bytes]]:
+        """Train in the run folder, going on from what is there; return the result and its images by file name."""
+
+    def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
+        """Draw the figures of a finished run from its numbers alone, where the experiment can."""
+        return {}
+
+    def tables_so_far(self, run: Run) -> list[Table]:
+        """Return the tables of a run that is not finished, where the experiment has any."""
+        return []
+
+    @property
+    def command(self) -> str:
+        """The words after `hebbian`."""
+        return f"{self.verb} {self.name}"
+
+    def folder_name(self, settings: Any) -> str:
+        """Return the first part of the names of the recipe's run folders; the date follows it."""
+        return self.name
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the recipe's own settings, then the options that every recipe has."""
+        add_options(parser.add_argument_group("settings"), self.settings)
+        group = parser.add_argument_group("running")
+        group.add_argument(
+            "--runs", metavar="DIR", type=Path, default=Path("runs"), help="folder of run folders (default: runs)"
+        )
+        group.add_argument(
+            "--resume",
+            metavar="RUN",
+            nargs="?",
+            const=LATEST,
+            help=f"go on with this run folder (default: {LATEST} in --runs)",
+        )
+        group.add_argument("--quiet", action="store_true", help="show no progress")
+        group.add_argument(
+            "--json",
+            action="store_true",
+            help="print the result as JSON on standard output, and everything else on standard error",
+        )
+
+    def execute(self, arguments: argparse.Namespace) -> int:
+        """Start or resume a run, finish it, and show its result; return the exit code."""
+        require_extras()
+        run, settings = self._open(arguments)
+        if not arguments.quiet:
+            say(f"Run folder: {run.path}")
+        try:
+            with run.held():
+                result = load_result(run)
+                if result is None:
+                    result, images = self.perform(run, settings, arguments.quiet)
+                    save_result(run, result, images)
+                refresh_page(run)
+        except LabError:
+            run.remove_if_unused()
+            raise
+        except (Interrupted, KeyboardInterrupt, Terminated) as stop:
+            if isinstance(stop, Interrupted):
+                signum = stop.signum
+            else:
+                signum = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+            saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
+            say(f"hebbian: stopped {saved}; go on with:")
+            say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
+            return 128 + signum
+        if arguments.json:
+            print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
+            say(as_shown(run, result, sys.stderr))
+        else:
+            print(as_shown(run, result, sys.stdout))
+        return 0
+
+    def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
+        """Create the run folder, or open the one to resume; return it with its settings."""
+        given = given_options(arguments, self.settings)
+        if arguments.resume is None:
+            settings = self.settings(**given)
+            return create_run(arguments.runs, self.folder_name(settings), self.command, asdict(settings)), settings
+        if arguments.resume == LATEST:
+            run = last_unfinished(arguments.runs, self.command)
+        else:
+            run = open_run(Path(arguments.resume))
+        if run.command != self.command:
+            raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {self.command}'")
+        settings = self._settings_of(run)
+        for name, value in given.items():
+            if (before := getattr(settings, name)) != value:
+                raise LabError(
+                    f"{run.path} was started with {name} = {before}, not {value}: "
+                    "omit that option to go on with the run, or start a new run without --resume"
+                )
+        now = environment.versions()
+        if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
+            say(f"note: {run.path} was started with other versions, so its numbers may differ in the last bits")
+        return run, settings
+
+    def _settings_of(self, run: Run) -> Any:
+        """Return the settings that a run was started with. Older versions wrote some of them in another form."""
+        try:
+            return from_values(self.settings, run.settings)
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
+            ) from error
+
+
+def as_shown(run: Run, result: Result, stream: TextIO) -> str:
+    """Return the result for people: the tables, the summary, where the files are, and what to try next."""
+    lines = [for_stream(table, stream) + "\n" for table in result.tables]
+    lines.append(textwrap.fill(result.summary, width=100) + "\n")
+    lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
+    if (run.path / "page.html").exists():
+        lines.append(f"Page:   {run.path / 'page.html'}")
+    if result.next_steps:
+        lines.append("Try next:")
+        lines += [f"  {as_typed(step, run)}" for step in result.next_steps]
+    return "\n".join(lines)
+
+
+def as_typed(step: str, run: Run) -> str:
+    """Return a suggested command as it works from here, with its run folder beside that of `run`."""
+    command, mark, remark = step.partition("  # ")
+    words = [program(), command.removeprefix("hebbian ")]
+    if run.path.parent != Path("runs"):
+        words.append(f"--runs {shlex.quote(str(run.path.parent))}")
+    return " ".join(words) + mark + remark

@@ -1,0 +1,286 @@
+r"""The rows of the GPU's engine: E of a chunk of them, and their terms.
+
+The matrix product that makes the logits does not store them. While a tile is still in registers, in float32, it becomes
+
+.. math::
+    E_{iv} = e^{z_{iv} - m_i} \quad (v \ne y_i), \qquad s_i = \sum_{v \ne y_i} E_{iv}
+
+and only E is stored, in the dtype of the inputs. The shift m of a row is the logit of its target, which one dot product
+gives beforehand. So no maximum is needed, and 1 - p_y = s / (s + 1) has no cancellation. A factor common to a whole row
+costs no precision in floating point as long as nothing overflows. Rows whose target is less likely than e⁻⁶⁰ are found
+afterwards, and computed again with the largest logit as their shift.
+
+Kernels keep shifts and logits in units of log 2, because the hardware has exp2. They are not specialised on sizes that
+change from batch to batch, so that no batch waits for a compilation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hebbian_softmax._triton import processors
+from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_FEATURES, TILE_ROWS, padded
+from hebbian_softmax.loss.gpu.sums import Sums
+from hebbian_softmax.loss.problem import Problem, RowTerms
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+LIMIT = tl.constexpr(2.0**87)
+"""The largest sum of a row's E; a row beyond it is computed again with another shift."""
+_SETTLED_ROWS, _SETTLED_CLASSES = 64, 128
+"""The part of a tile that one program settles; small, so that more programs share the work."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The terms of each row, in float32, and the memory that is needed to find them."""
+
+    problem: Problem
+    logit: Tensor
+    shift: Tensor
+    nll: Tensor
+    normaliser: Tensor
+    partial: Tensor
+    """The sum of E for each tile of classes and each row of a chunk."""
+
+    @staticmethod
+    def of(problem: Problem, chunk: int) -> Rows:
+        """Return room for the terms, with the logits of the targets in place; ``chunk`` is the rows of a chunk."""
+        rows, features = problem.input.shape
+        logit, shift, nll, normaliser = problem.input.new_empty(4, rows, dtype=torch.float32)
+        partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
+        if rows:
+            target_logits[(rows,)](
+                problem.input, problem.weight, problem.bias, problem.target, shift, logit, features,
+                HAS_BIAS=problem.bias is not None, BLOCK=512,
+            )  # fmt: skip
+        return Rows(problem, logit, shift, nll, normaliser, partial)
+
+    def terms(self) -> RowTerms:
+        """Return the terms that were found."""
+        return RowTerms(self.nll, self.logit, self.normaliser)
+
+    def take_in(
+        self, start: int, stop: int, sums: Sums | None = None, a: Tensor | None = None, b: Tensor | None = None
+    ) -> None:
+        """Find the terms of the rows ``start`` to ``stop``, and with ``sums`` their E and factors, too."""
+        problem = self.problem
+        rows, (classes, features) = stop - start, problem.weight.shape
+        e = None if sums is None else sums.e
+        launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
+        settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
+            *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
+            problem.bias, problem.target, self.shift, self.partial, self.logit, a, b, problem.input,
+            self.nll, self.normaliser,
+            None if sums is None else sums.factor,
+            None if sums is None else sums.scaled,
+            e, start, rows, classes, features, 0 if e is None else e.stride(0),
+            GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
+            ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=TILE_CLASSES,
+            PART=64, COLUMNS=128, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
+            num_warps=8, num_stages=2,
+        )  # fmt: skip
+
+
+def launch_scores(
+    problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None
+) -> None:
+    """Compute the sums of E, and with ``e`` also E itself, for a chunk of rows by some classes."""
+    rows, width = chunk.stop - chunk.start, classes.stop - classes.start
+    programs = processors(problem.input.device)  # A constant of the kernel, so it must not depend on the batch.
+    out = _descriptor(problem.input, TILE_ROWS, TILE_CLASSES)
+    if e is not None:
+        out = _descriptor(e, TILE_ROWS, TILE_CLASSES, padded(rows, TILE_ROWS))
+    scores[(min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), programs),)](
+        *_descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
+        out,
+        problem.bias if problem.bias is None or width == len(problem.bias) else problem.bias[classes],
+        problem.target, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
+        ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
+        STORE=e is not None, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
+        num_warps=8, num_stages=3,
+    )  # fmt: skip
+
+
+def _descriptors(problem: Problem, classes: slice, tile_rows: int, tile_classes: int) -> list[Any]:
+    """Return the descriptors of the activations and of some rows of the matrix."""
+    w = problem.weight
+    if classes.stop - classes.start < w.shape[0]:
+        w = w[classes]
+    return [_descriptor(problem.input, tile_rows, TILE_FEATURES), _descriptor(w, tile_classes, TILE_FEATURES)]
+
+
+def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:
+    """Return the descriptor of a matrix, or of its first ``height`` rows, in tiles of rows × columns."""
+    shape = [matrix.shape[0] if height is None else height, matrix.shape[1]]
+    return TensorDescriptor(matrix, shape, [matrix.stride(0), 1], [rows, columns])
+
+
+@triton.jit
+def target_logits(
+    h_ptr, w_ptr, bias_ptr, target_ptr, shift_ptr, logit_ptr, features,
+    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store z[y] of one row, and the same in units of log 2 as its shift; +inf makes the E of an ignored row 0."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    counted = target >= 0
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, features, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = (at < features) & counted
+        h = tl.load(h_ptr + row * features + at, inside, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + target * features + at, inside, other=0.0).to(tl.float32)
+        total += h * w
+    logit = tl.sum(total, 0)
+    if HAS_BIAS:
+        logit += tl.load(bias_ptr + target, counted, other=0.0).to(tl.float32)
+    tl.store(logit_ptr + row, logit)
+    # An impossible target (-inf) is no shift. With the lowest one the sum overflows, and the row is computed again.
+    tl.store(shift_ptr + row, tl.where(counted, tl.maximum(logit * LOG2E, -1e30), float("inf")))
+
+
+@triton.jit
+def _product(h_desc, w_desc, row, column, features, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
+             IEEE: tl.constexpr):  # fmt: skip
+    """Return a tile of h Wᵀ, in float32."""
+    z = tl.zeros((ROWS, CLASSES), tl.float32)
+    for k in range(0, tl.cdiv(features, FEATURES)):
+        h = h_desc.load([row, k * FEATURES])
+        w = w_desc.load([column, k * FEATURES])
+        if IEEE:
+            z = tl.dot(h, w.T, z, input_precision="ieee")
+        else:
+            z = tl.dot(h, w.T, z)
+    return z
+
+
+@triton.jit
+def _bias(bias_ptr, at, classes, HAS_BIAS: tl.constexpr):
+    """Return the bias in units of log 2; -inf for columns that are no class."""
+    is_class = at < classes
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + at, is_class, other=float("-inf")).to(tl.float32) * LOG2E
+    else:
+        bias = tl.where(is_class, 0.0, float("-inf"))
+    return bias
+
+
+@triton.jit(do_not_specialize=["start", "rows", "classes", "first_class"])
+def scores(
+    h_desc, w_desc, e_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, start, rows, classes, features, first_class,
+    ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    STORE: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """Compute E of the rows start … start + rows, and sum it for each tile of classes and each row without the target.
+
+    Columns beyond ``classes`` and rows beyond ``rows`` are stored as 0.
+    """
+    row_tiles = tl.cdiv(rows, ROWS)
+    class_tiles = tl.cdiv(classes, CLASSES)
+    in_group = GROUP * class_tiles
+    for tile in tl.range(tl.program_id(0), row_tiles * class_tiles, PROGRAMS, flatten=True):
+        # The tiles of GROUP rows of tiles follow each other, so that rows of the matrix are read from the cache.
+        first = tile // in_group * GROUP
+        height = min(row_tiles - first, GROUP)
+        row = (first + tile % in_group % height) * ROWS
+        column_tile = tile % in_group // height
+        column = column_tile * CLASSES
+        z = _product(h_desc, w_desc, start + row, column, features, ROWS, CLASSES, FEATURES, IEEE)
+        at_row = row + tl.arange(0, ROWS)
+        at_column = column + tl.arange(0, CLASSES)
+        is_row = at_row < rows
+        target = tl.load(target_ptr + start + at_row, is_row, other=-1).to(tl.int32) - first_class
+        shift = tl.load(shift_ptr + start + at_row, is_row, other=float("inf"))
+        e = tl.exp2((z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]) - shift[:, None])
+        is_here = (target >= column) & (target < column + CLASSES)
+        if tl.max(is_here.to(tl.int32), 0) > 0:  # Tiles without a target, nearly all of them, skip the comparison.
+            e = tl.where(at_column[None, :] == target[:, None], 0.0, e)
+        tl.store(partial_ptr + column_tile.to(tl.int64) * rows + at_row, tl.sum(e, 1), is_row)
+        if STORE:
+            e_desc.store([row, column], e.to(e_desc.dtype))
+
+
+@triton.jit(do_not_specialize=["start", "rows", "classes"])
+def settle(
+    h_desc, w_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, h_ptr,
+    nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
+    GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """Compute from the sums of a row's tiles: nll, log-normaliser, the factor a / Σ E, factor · h, and E at the target.
+
+    dZ = factor · E: rows of dh are multiplied by the factor afterwards, and for dW the factor goes into h.
+    """
+    first = tl.program_id(0) * ROWS
+    at = first + tl.arange(0, ROWS)
+    inside = at < rows
+    at_row = start + at
+    others = tl.zeros((ROWS,), tl.float32)
+    tiles = tl.cdiv(classes, TILE)
+    for some in range(0, tiles, PART):
+        tile = some + tl.arange(0, PART)
+        where = tile[:, None].to(tl.int64) * rows + at[None, :]
+        others += tl.sum(tl.load(partial_ptr + where, (tile < tiles)[:, None] & inside[None, :], other=0.0), 0)
+    target = tl.load(target_ptr + at_row, inside, other=-1)
+    counted = target >= 0
+    z_target = tl.load(logit_ptr + at_row, inside, other=0.0)
+    logit = z_target * LOG2E
+    shift = tl.load(shift_ptr + at_row, inside, other=float("inf"))
+    if (
+        tl.max((counted & (others > LIMIT)).to(tl.int32), 0) > 0
+    ):  # These rows are computed again, with the largest logit as shift.
+        largest = tl.where(counted, tl.maximum(logit, -1e30), float("inf"))
+        for column in range(0, classes, CLASSES):
+            at_column = column + tl.arange(0, CLASSES)
+            z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
+            z = z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]
+            z = tl.where(at_column[None, :] == target[:, None], float("-inf"), z)
+            largest = tl.maximum(largest, tl.max(z, 1))
+        shift = largest
+        others = tl.zeros((ROWS,), tl.float32)
+        for column in range(0, classes, CLASSES):
+            at_column = column + tl.arange(0, CLASSES)
+            z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
+            z = z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]
+            e = tl.where(at_column[None, :] == target[:, None], 0.0, tl.exp2(z - shift[:, None]))
+            others += tl.sum(e, 1)
+            if GRADIENT:
+                # Not through the descriptor: its stores have no order with the one at the target below.
+                where = at[:, None].to(tl.int64) * e_stride + at_column[None, :]
+                tl.store(e_ptr + where, e.to(e_ptr.dtype.element_ty), (at_column < e_stride)[None, :])
+    shift = tl.where(counted, shift, 0.0)
+    own = tl.exp2(logit - shift)
+    total = others + own
+    # This is log(1 + x) to full precision for small x, because u - 1 has exactly the error of u.
+    x = others / own
+    u = 1.0 + x
+    near = tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
+    far = tl.log(total) + (shift - logit) * LN2
+    nll = tl.where(own > 0.5, near, far)
+    tl.store(nll_ptr + at_row, tl.where(counted, nll, 0.0), inside)
+    normaliser = tl.where(z_target == float("-inf"), tl.log(total) + shift * LN2, z_target + nll)
+    tl.store(normaliser_ptr + at_row, tl.where(counted, normaliser, 0.0), inside)
+    if GRADIENT:
+        a = tl.load(a_ptr + at_row, inside, other=0.0)
+        b = tl.load(b_ptr + at_row, inside, other=0.0)
+        factor = tl.where(counted & (a != 0), a / total, 0.0)
+        tl.store(factor_ptr + at_row, factor, inside)
+        at_target = tl.where(a != 0, (a - b) / a * total, 0.0) - others
+        tl.debug_barrier()  # E of these rows may just have been stored.
+        tl.store(e_ptr + at.to(tl.int64) * e_stride + target, at_target.to(e_ptr.dtype.element_ty), inside & counted)
+        if SCALE:  # The product is 0 in the rows of the last tile that do not exist.
+            for some in range(0, features, COLUMNS):
+                feature = some + tl.arange(0, COLUMNS)
+                valid = (feature < features)[None, :]
+                where = at_row[:, None].to(tl.int64) * features + feature[None, :]
+                h = tl.load(h_ptr + where, inside[:, None] & valid, other=0.0).to(tl.float32)
+                product = (h * factor[:, None]).to(scaled_ptr.dtype.element_ty)
+                tl.store(scaled_ptr + at[:, None].to(tl.int64) * features + feature[None, :], product, valid)

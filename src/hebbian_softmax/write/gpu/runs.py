@@ -1,0 +1,227 @@
+"""Finding the runs of a sorted batch: what the rule needs to know of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
+from hebbian_softmax.write.gpu import tile
+from hebbian_softmax.write.gpu.inspect import inspection_of
+from hebbian_softmax.write.gpu.sort import stable_sort
+from hebbian_softmax.write.gpu.statistics import advance
+from hebbian_softmax.write.gpu.update import Update, no_step, stepped
+
+if TYPE_CHECKING:
+    from hebbian_softmax.attach.activations import Activations
+    from hebbian_softmax.layer import HebbianSoftmax
+
+GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+"""RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
+BLOCK_LENGTH = tl.constexpr(16)
+"""Sorted activations in a block. The blocks that lie within a run are summed beforehand, all at once."""
+_WINDOW = tl.constexpr(128)
+"""Sorted keys that are looked at together for the end of a run."""
+_ROW_PARTS = 512
+"""Programs that share a pass over all rows."""
+
+
+class Runs(NamedTuple):
+    """A batch sorted by class. Positions where no run starts have n = 0, and their other entries have no meaning."""
+
+    h: Tensor
+    """(N, features), in the order of the batch."""
+    keys: Tensor
+    """int16 or int32 (N,): -1 for activations left out, then the classes, ascending."""
+    order: Tensor
+    """int64 (N,): the row of ``h`` at each sorted position."""
+    blocks: Tensor
+    """float32 (N / 16, features): sums of 16 activations; only those within a run with λ > 0 have a meaning."""
+    before: Tensor
+    """int64 (N,): c[i] before the batch, 0 where no run starts."""
+    n: Tensor
+    """int32 (N,): n[i]."""
+    rate: Tensor
+    """float32 (N,): λ[i]."""
+    center: Tensor
+    """float32 (features,): what is subtracted from the mean of a run."""
+    scale: Tensor
+    """float32 (1,): the factor that the centred mean is multiplied by."""
+
+
+def find_runs(
+    head: HebbianSoftmax,
+    contents: Sequence[Activations],
+    weight: Tensor,
+    update: Update | None = None,
+    slots: Tensor | None = None,
+) -> Runs | None:
+    """Sort a batch by class and take it into the running values; counts and rows are left to the caller.
+
+    With ``update`` the gradient step is still to be made, and the norms of rows are those that it will leave.
+    ``slots``, int32 with one entry a class, receives the position where the run of each class starts. Returns None for
+    a batch without activations, which changes nothing.
+    """
+    h, targets = _joined(contents, weight.device)
+    n, features = h.shape
+    if n == 0:
+        return None
+    seen = inspection_of(head, contents, h, targets)
+    keys, order = stable_sort(seen.keys, head.num_classes)
+    before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
+    rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
+    kind, gamma, limit = _known_rate(head.rate)
+    match = head.scale == "match"
+    step, kind_of_step = no_step(weight) if update is None else update.arguments()
+    block = tile(features)["BLOCK"]
+    row_parts = min(_ROW_PARTS, head.num_classes)
+    all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
+    find_runs_kernel[(n + row_parts if match else n,)](
+        keys, head.counts, weight, before, many, rate, norms, head.running.batches, all_norms, all_rows, n, features,
+        head.num_classes, float(gamma), limit or 0, many if slots is None else slots, step,
+        **kind_of_step, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
+        BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
+    )  # fmt: skip
+    if kind == GIVEN.value:
+        rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
+    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows)
+    blocks = _sums_of_blocks(head, h, keys, order, rate)
+    return Runs(h, keys, order, blocks, before, many, rate, center, scale)
+
+
+def _sums_of_blocks(head: HebbianSoftmax, h: Tensor, keys: Tensor, order: Tensor, rate: Tensor) -> Tensor:
+    n, features = h.shape
+    blocks = h.new_empty(max(n // BLOCK_LENGTH.value, 1), features, dtype=torch.float32)
+    if head.memorizing and n >= BLOCK_LENGTH.value:
+        grid = (blocks.shape[0], -(-features // 256))
+        sum_blocks_kernel[grid](h, keys, order, rate, blocks, features, COLUMNS=256)
+    return blocks
+
+
+def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
+    """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else."""
+    match rate:
+        case PaperRate(gamma, limit) if type(rate) is PaperRate:
+            return BEFORE.value, gamma, limit
+        case InclusiveRate(gamma, limit) if type(rate) is InclusiveRate:
+            return INCLUSIVE.value, gamma, limit
+        case ConstantRate(value, limit) if type(rate) is ConstantRate:
+            return CONSTANT.value, value, limit
+        case InverseCountRate(limit) if type(rate) is InverseCountRate:
+            return BEFORE.value, 0.0, limit
+    return GIVEN.value, 0.0, None
+
+
+def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tensor, Tensor]:
+    h = [each.h.to(device) for each in contents]
+    targets = [each.targets.to(device) for each in contents]
+    if len(h) == 1:
+        return h[0].contiguous(), targets[0].contiguous()
+    return torch.cat(h), torch.cat(targets)
+
+
+@triton.jit
+def find_runs_kernel(
+    keys, counts, weight, before_out, n_out, rate_out, norm_out, batches, all_norms, all_rows, n, features, classes,
+    gamma, limit, slots, step,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, MATCH: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i] and ‖θ̂[i]‖, else n = 0.
+
+    Given a step that is still to be made, θ̂ is what the step will leave. ``slots`` tells a row where its run starts.
+    With ``MATCH`` the programs beyond n look at all rows.
+    """
+    position = tl.program_id(0)
+    if MATCH:
+        if position >= n:
+            _see_all_rows(
+                position - n, tl.num_programs(0) - n, counts, weight, batches, all_norms, all_rows, features, classes,
+                step, KIND, LR_TENSOR, BLOCK,
+            )  # fmt: skip
+            return
+    key = tl.load(keys + position).to(tl.int32)
+    previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
+    before = tl.zeros([], tl.int64)
+    many = tl.zeros([], tl.int32)
+    if (key != previous) & (key >= 0):
+        before = tl.load(counts + key)
+        found = many + _WINDOW
+        while found == _WINDOW:  # most runs end within the first window
+            at = position + many + tl.arange(0, _WINDOW)
+            found = tl.sum((tl.load(keys + at, mask=at < n, other=-1) == key).to(tl.int32), 0)
+            many += found
+        if SLOTS:
+            tl.store(slots + key, position)
+        if RATE != GIVEN:
+            tl.store(rate_out + position, _rate(before, many, gamma, limit, RATE, LIMITED))
+        if MATCH:
+            if before > 0:
+                column = tl.arange(0, BLOCK)
+                at = key.to(tl.int64) * features + column
+                row, _m, _v = stepped(weight, at, column < features, step, KIND, LR_TENSOR)
+                tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
+    tl.store(n_out + position, many)
+    tl.store(before_out + position, before)
+
+
+@triton.jit
+def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
+    """Return λ of equation 4. 1/c is divided in float64 and rounded once, so λ has the bits of the float64 rate."""
+    count = before
+    if RATE == INCLUSIVE:
+        count = before + n
+    rate = gamma
+    if RATE != CONSTANT:
+        inverse = 1.0 / tl.maximum(count, 1).to(tl.float64)
+        rate = tl.maximum(inverse.to(tl.float32), gamma)
+    if LIMITED:
+        rate = tl.where(count < limit, rate, 0.0)
+    return rate
+
+
+@triton.jit
+def _see_all_rows(
+    program, programs, counts, weight, batches, norm_sums, rows_out, features, classes, step,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum the norms of all familiar rows while no norm of rows is known; afterwards do nothing."""
+    if tl.load(batches) == 0:
+        column = tl.arange(0, BLOCK)
+        inside = column < features
+        total = tl.zeros([], tl.float32)
+        rows = tl.zeros([], tl.int32)
+        for each in range(program, classes, programs):
+            if tl.load(counts + each) > 0:
+                at = tl.cast(each, tl.int64) * features + column
+                row, _m, _v = stepped(weight, at, inside, step, KIND, LR_TENSOR)
+                total += tl.sqrt_rn(tl.sum(row * row, 0))
+                rows += 1
+        tl.store(norm_sums + program, total)
+        tl.store(rows_out + program, rows)
+
+
+@triton.jit
+def sum_blocks_kernel(h, keys, order, rates, blocks, features, COLUMNS: tl.constexpr):
+    """Sum one block if all of it belongs to one class with λ > 0, so that no single program sums a long run."""
+    first = tl.program_id(0) * BLOCK_LENGTH
+    key = tl.load(keys + first)
+    if (key >= 0) & (tl.load(keys + first + BLOCK_LENGTH - 1) == key):
+        low, high = first * 0, first
+        while low < high:  # search for the start of the run
+            middle = (low + high) // 2
+            earlier = tl.load(keys + middle) < key
+            low = tl.where(earlier, middle + 1, low)
+            high = tl.where(earlier, high, middle)
+        if tl.load(rates + low) > 0:
+            column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+            inside = column < features
+            row = tl.load(order + first + tl.arange(0, BLOCK_LENGTH))
+            at = h + row.to(tl.int64)[:, None] * features + column[None, :]
+            total = tl.sum(tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32), 0)
+            tl.store(blocks + tl.program_id(0).to(tl.int64) * features + column, total, mask=inside)

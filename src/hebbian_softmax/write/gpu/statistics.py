@@ -1,0 +1,104 @@
+"""Taking a batch into the running values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hebbian_softmax._triton import power_of_two
+from hebbian_softmax.write.gpu.inspect import PartialSums
+from hebbian_softmax.write.running import HORIZON
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
+
+_COLUMNS = 32
+
+
+def advance(
+    head: HebbianSoftmax, sums: PartialSums, before: Tensor, norms: Tensor, all_norms: Tensor, all_rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advance the running values as ``RunningStatistics`` does; return the center before the batch and the scale.
+
+    ``norms`` are the norms of rows whose count ``before`` is not 0; ``all_norms`` and ``all_rows`` are partial sums
+    over all familiar rows, which are needed as long as no norm of rows is known.
+    """
+    running, (n,) = head.running, before.shape
+    (features,), (parts,), (row_parts,) = running.mean.shape, sums.kept.shape, all_rows.shape
+    match = head.scale == "match"
+    center, scale = torch.empty_like(running.mean), sums.share.new_empty(1)
+    statistics_kernel[(-(-features // _COLUMNS) + 1,)](
+        sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
+        center, scale, n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON,
+        MATCH=match, CENTER=head.center, PARTS=power_of_two(parts), ALL_PARTS=power_of_two(row_parts),
+        COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
+    )  # fmt: skip
+    torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
+    return center, scale
+
+
+@triton.jit
+def statistics_kernel(
+    sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out,
+    n, features, parts, all_parts, scale, horizon,
+    MATCH: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """Advance the mean in one program for each block of columns, and all single numbers in the last program."""
+    program = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    many = tl.sum(tl.load(sums.kept + part, mask=part < parts, other=0), 0)
+    weight_of_batch = tl.load(sums.share)
+    if program < tl.num_programs(0) - 1:
+        column = program * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < features
+        at = sums.columns + part[:, None] * features + column[None, :]
+        total = tl.sum(tl.load(at, mask=(part < parts)[:, None] & inside[None, :], other=0.0), 0)
+        old = tl.load(mean + column, mask=inside, other=0.0)
+        tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
+        if many > 0:
+            tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
+    else:
+        bad = tl.sum(tl.load(sums.nonfinite + part, mask=part < parts, other=0), 0)
+        tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
+        if many > 0:
+            activations, row_norm = tl.load(norms + 1), tl.load(norms)
+            seen = tl.load(batches)
+            tl.debug_barrier()  # every warp has read what one thread changes below
+            norm_sum = tl.sum(tl.load(sums.norms + part, mask=part < parts, other=0.0), 0)
+            activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
+            tl.store(norms + 1, activations)
+            tl.store(batches + 1, tl.load(batches + 1) + 1)
+            if MATCH:
+                row_sum = tl.zeros([], tl.float32)
+                rows = tl.zeros([], tl.int32)
+                if seen == 0:
+                    every = tl.arange(0, ALL_PARTS)
+                    row_sum = tl.sum(tl.load(all_norm_sums + every, mask=every < all_parts, other=0.0), 0)
+                    rows = tl.sum(tl.load(all_rows + every, mask=every < all_parts, other=0), 0)
+                else:
+                    familiar_norms = tl.zeros([POSITIONS], tl.float32)
+                    familiar_rows = tl.zeros([POSITIONS], tl.int32)
+                    for first in range(0, n, POSITIONS):
+                        position = first + tl.arange(0, POSITIONS)
+                        familiar = tl.load(before + position, mask=position < n, other=0) > 0
+                        norm = tl.load(row_norms + position, mask=position < n, other=0.0)
+                        familiar_norms += tl.where(familiar, norm, 0.0)
+                        familiar_rows += familiar.to(tl.int32)
+                    row_sum = tl.sum(familiar_norms, 0)
+                    rows = tl.sum(familiar_rows, 0)
+                if rows > 0:
+                    seen += 1
+                    rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
+                    row_norm += rate * (tl.div_rn(row_sum, rows.to(tl.float32)) - row_norm)
+                    tl.store(norms, row_norm)
+                    tl.store(batches, seen)
+                known = (seen > 0) & (activations > 0)
+                ratio = tl.div_rn(row_norm, tl.where(known, activations, 1.0))
+                tl.store(scale_out, tl.where(known, ratio, 1.0))
+            else:
+                tl.store(scale_out, scale)

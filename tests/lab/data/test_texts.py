@@ -1,0 +1,184 @@
+"""The corpus of your own texts: where they may be, how they are cut, and what is refused."""
+
+import gzip
+import io
+import lzma
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.cli import main
+from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
+from hebbian_softmax.lab.data.prepare import prepare
+from hebbian_softmax.lab.data.registry import load_corpus
+from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
+
+TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
+EXPECTED = {
+    "train": "the cat sat . <eos> he ran . <eos> the cat ran . <eos>",
+    "valid": "the <unk> ran . <eos>",
+    "test": "he sat . <eos>",
+}
+
+
+@pytest.fixture
+def places(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A file for each split, and the data root that has the sentence model."""
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(english))
+    for split, text in TEXTS.items():
+        (tmp_path / split).write_text(text, encoding="utf-8")
+    return {split: str(tmp_path / split) for split in SPLITS}
+
+
+def read(places: dict[str, str], minimum: int = 1, tokens: str = "nltk", name: str = "", part: int = PART) -> Corpus:
+    made = plan(Options(**places, minimum=minimum, tokens=tokens), part)
+    return prepare(made, name=name, processes=1, quiet=True)[0]
+
+
+def texts_of(corpus: Corpus) -> dict[str, str]:
+    return {split: " ".join(corpus.words[number] for number in corpus.splits[split]) for split in SPLITS}
+
+
+def test_a_file_for_each_split(places: dict[str, str]) -> None:
+    corpus = read(places)
+    assert texts_of(corpus) == EXPECTED
+    assert corpus.manifest["notes"]["places"] == places  # the settings have only the checksums
+
+
+@pytest.mark.parametrize("kind", ["folder", ".zip", ".xz", ".gz", "bom"])
+def test_where_a_text_may_lie(places: dict[str, str], tmp_path: Path, kind: str) -> None:
+    text, first, second = (part.encode() for part in (TEXTS["train"], *TEXTS["train"].split("\n\n")))
+    if kind == "folder":
+        place = tmp_path / "folder"
+        (place / "b").mkdir(parents=True)
+        (place / "a.txt").write_bytes(first)
+        (place / "b" / "c.txt").write_bytes(second)
+        (place / "notes.md").write_bytes(b"not this")
+    elif kind == ".zip":
+        place = tmp_path / "texts.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("a.txt", first)
+            archive.writestr("b.txt", second)
+    else:
+        pack = {".xz": lzma.compress, ".gz": gzip.compress, "bom": lambda content: b"\xef\xbb\xbf" + content}[kind]
+        place = tmp_path / f"text{kind}"
+        place.write_bytes(pack(text))
+    assert texts_of(read({**places, "train": str(place)})) == EXPECTED
+
+
+def test_tokens_between_spaces(places: dict[str, str]) -> None:
+    Path(places["train"]).write_text("Ein Satz .\n\nnoch <unk> ein\u2028Satz .", encoding="utf-8")
+    found = texts_of(read(places, tokens="spaces"))
+    assert found["train"] == "Ein Satz . <eos> <eos> noch <unk> ein Satz . <eos>"
+    assert found["test"] == "<unk> <unk> <eos>"
+
+
+def test_pieces_change_nothing_where_lines_are_sentences(places: dict[str, str]) -> None:
+    """Blank pieces stay, and so does a byte order mark that is not at the beginning of the file."""
+    Path(places["train"]).write_text("a\n\n\n\n\ufeffb\n", encoding="utf-8")
+    assert texts_of(read(places, tokens="spaces", part=2))["train"] == "a <eos> <eos> <eos> <eos> \ufeffb <eos>"
+
+
+def test_rare_words_are_unknown(places: dict[str, str]) -> None:
+    found = texts_of(read(places, minimum=2))
+    assert found["train"] == "the cat <unk> . <eos> <unk> ran . <eos> the cat ran . <eos>"
+
+
+@pytest.mark.parametrize(
+    ("by_lines", "expected"),
+    [
+        (True, [b"one two\nthree four\n", b"\nfive\n \nsix seven eight\n"]),
+        (False, [b"one two\nthree four\n\n", b"five\n \nsix seven eight\n\n", b"no end\n" * 23]),
+    ],
+)
+def test_pieces_end_with_a_paragraph_or_line(by_lines: bool, expected: list[bytes]) -> None:
+    """A piece of a long text without paragraphs ends with a line."""
+    text = b"one two\nthree four\n\nfive\n \nsix seven eight\n\n" + b"no end\n" * 40 + b"the last"
+    firsts, parts = zip(*cut(io.BytesIO(text), by_lines, part=10), strict=True)
+    assert list(parts[: len(expected)]) == expected
+    assert b"".join(parts) == text
+    assert list(firsts) == [1 + b"".join(parts[:number]).count(b"\n") for number in range(len(parts))]
+
+
+def test_a_text_in_pieces_is_the_text(places: dict[str, str]) -> None:
+    Path(places["train"]).write_text("\n\n".join([TEXTS["train"]] * 50))
+    whole = texts_of(read(places, name="whole"))
+    assert texts_of(read(places, name="pieces", part=64)) == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"caf\xe9", r"valid is not a text in UTF-8 \(.*0xe9.*\): convert it"),
+        (b"\xef\xbb\xbf\ncaf\xe9", r"valid is not a text in UTF-8 \(line 2: byte 0xe9, "),
+        (b"\n" * 3 + b"caf\xe9", r"valid is not a text in UTF-8 \(line 4: byte 0xe9, "),
+        (b"a\nb\0", r"valid is not a text in UTF-8 \(line 2: a zero byte\): convert it"),
+        (b" \n", "valid has no words: name a text, .* with --valid"),
+        ("\u00a0\n".encode(), "valid has no words: name a text, .* with --valid"),
+        (TEXTS["test"].encode(), "--valid and --test name the same text"),
+    ],
+)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, message: str, tokens: str) -> None:
+    """Lines are counted from the beginning of the file, not of the piece."""
+    Path(places["valid"]).write_bytes(content)
+    with pytest.raises(LabError, match=message):
+        read(places, tokens=tokens, part=2)
+    assert not list(Path(places["valid"]).parent.glob("cache/corpora/texts*"))
+
+
+def test_folders_without_texts_are_not_called_the_same_text(places: dict[str, str], tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(LabError, match=r"one has no words: .* with --valid"):
+        plan(Options(places["train"], str(tmp_path / "one"), str(tmp_path / "other")))
+
+
+def test_a_pipe_is_refused(places: dict[str, str], tmp_path: Path) -> None:
+    """A pipe would be empty at the second reading."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LabError, match=r"pipe is a pipe or a device, .*: name a file with --train"):
+        plan(Options(**{**places, "train": str(tmp_path / "pipe")}))
+
+
+def test_a_zip_with_a_password_is_named(places: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "texts.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("a.txt", "The cat sat.")
+    content = bytearray(place.read_bytes())
+    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # set the flag of encryption in both headers
+        content[content.index(head) + flags] |= 1
+    place.write_bytes(content)
+    with pytest.raises(LabError, match=r"texts\.zip cannot be read .*encrypted.*: replace it"):
+        read({**places, "train": str(place)})
+
+
+def test_a_place_that_is_not_there(places: dict[str, str]) -> None:
+    with pytest.raises(LabError, match="nowhere is not there"):
+        read({**places, "train": "nowhere"})
+
+
+def test_a_damaged_archive_is_named(places: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "text.xz"
+    place.write_bytes(lzma.compress(b"The cat sat. " * 1000)[:-20])
+    with pytest.raises(LabError, match=r"text\.xz cannot be read .*replace it"):
+        read({**places, "train": str(place)})
+
+
+def test_the_command(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = [word for split, place in places.items() for word in (f"--{split}", place)]
+    command = ["data", "prepare", "texts", *options, "--minimum", "1", "--name", "mine", "--quiet", "--processes", "1"]
+    assert main(command) == 0
+    assert "mine" in capsys.readouterr().out
+    assert texts_of(load_corpus("mine")) == EXPECTED
+    assert main(command) == 0
+    assert "mine was prepared before" in capsys.readouterr().err
+    Path(places["train"]).write_text("Another text.")
+    assert main(command) == 1
+    assert "was prepared with other settings (train)" in capsys.readouterr().err
+    assert main(["data", "list"]) == 0
+    assert "any text: your own files, folders or archives" in capsys.readouterr().out

@@ -1,0 +1,71 @@
+"""Processes that begin with torch and the lab imported: forks of one server, which start in milliseconds."""
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hebbian_softmax.lab.cli import main
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "torch._dynamo",  # the first optimizer imports it, in seconds
+        *("matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin"),
+        *("hebbian_softmax.lab.longtail", "hebbian_softmax.lab.images.reproduce"),
+        "hebbian_softmax.lab.language.experiments.train",
+    ]
+)
+STREAMS = ("stdout", "stderr")
+
+
+def start(work: Callable[..., int], *arguments: Any) -> BaseProcess:
+    """Start a process that exits with the code that `work` returns."""
+    process = CONTEXT.Process(target=_exit, args=(work, *arguments))
+    process.start()
+    return process
+
+
+def _exit(work: Callable[..., int], *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    sys.exit(work(*arguments))
+
+
+def hebbian(words: Sequence[str], folder: Path, stdout: str = "file", stderr: str = "file") -> int:
+    """Run `hebbian`. Each stream is a file of its name in `folder`, or it is closed, full, or unread."""
+    for number, (name, kind) in enumerate(zip(STREAMS, (stdout, stderr), strict=True), 1):
+        if kind == "closed":
+            os.close(number)
+            setattr(sys, name, None)
+            continue
+        if kind == "unread":
+            reader, target = os.pipe()
+            os.close(reader)
+        else:
+            target = os.open("/dev/full" if kind == "full" else folder / name, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(target, number)
+        setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    return main(words)
+
+
+def run_hebbian(words: Sequence[object], folder: Path, **streams: str) -> tuple[int | None, str, str]:
+    """Run `hebbian` in a process; return its exit code and what it wrote to the streams that are files."""
+    process = start(hebbian, [str(word) for word in words], folder, *(streams.get(name, "file") for name in STREAMS))
+    process.join(120)
+    output, errors = (path.read_text() if (path := folder / name).exists() else "" for name in STREAMS)
+    return process.exitcode, output, errors
+
+
+def wait_for(folder: Path, pattern: str, process: BaseProcess) -> None:
+    """Wait until a file appears that the process writes."""
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"{pattern} did not appear"
+        assert process.is_alive()
+        time.sleep(0.005)

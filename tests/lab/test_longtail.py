@@ -1,0 +1,255 @@
+"""`hebbian compare longtail`: the task, the order of examples, a fair comparison, and what is said about it."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hebbian_softmax.lab.longtail import (
+    INPUTS,
+    NAMES,
+    RAREST,
+    TEST_EXAMPLES,
+    Comparison,
+    Settings,
+    ShuffledBatches,
+    compare,
+    draw,
+    longtail,
+    mlp,
+    suggest,
+    summarize,
+    tabulate,
+)
+
+SMALL = Settings(classes=40, steps=20)
+
+
+def test_frequencies_follow_zipf_and_the_test_set_is_balanced() -> None:
+    task = longtail(classes=200, seed=0)
+    assert task.counts[0] == 200 * RAREST
+    assert task.counts[-1] == RAREST
+    torch.testing.assert_close(task.counts * torch.arange(1, 201), torch.full((200,), 800), rtol=0.15, atol=0)
+    assert torch.equal(task.train_targets.bincount(), task.counts)
+    assert torch.equal(task.test_targets.bincount(), torch.full((200,), TEST_EXAMPLES))
+    assert task.train_inputs.shape == (len(task.train_targets), INPUTS)
+    assert task.test_inputs.shape == (len(task.test_targets), INPUTS)
+
+
+def test_the_seed_decides_everything() -> None:
+    first, same, other = longtail(50, 1), longtail(50, 1), longtail(50, 2)
+    assert torch.equal(first.train_inputs, same.train_inputs)
+    assert torch.equal(first.test_inputs, same.test_inputs)
+    assert not torch.equal(first.train_inputs, other.train_inputs)
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    longtail(50, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_and_test_examples_are_different_draws_of_the_same_classes() -> None:
+    task = longtail(50, 1)
+    distances = torch.cdist(task.test_inputs, task.train_inputs)
+    assert distances.min() > 1e-3
+    nearest = task.train_targets[distances.argmin(dim=1)]
+    accuracy = (nearest == task.test_targets).double().mean()
+    assert 0.1 < accuracy < 0.9  # far above chance (0.02), far from solved without learning features
+
+
+def take(batches: ShuffledBatches, number: int) -> torch.Tensor:
+    return torch.stack([batches.next() for _ in range(number)])
+
+
+def test_an_epoch_shows_every_example_once_and_the_next_another_order() -> None:
+    batches = ShuffledBatches(examples=60, batch=6, seed=1)
+    first, second = take(batches, 10).flatten(), take(batches, 10).flatten()
+    assert sorted(first.tolist()) == list(range(60)) == sorted(second.tolist())
+    assert not torch.equal(first, second)
+
+
+def test_the_seed_decides_the_order_of_examples() -> None:
+    orders = [take(ShuffledBatches(60, 7, seed), 30) for seed in (1, 1, 2)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+@pytest.mark.parametrize("stop", [0, 3, 8, 9])
+def test_batches_continue_from_their_state(stop: int) -> None:
+    whole, half = ShuffledBatches(50, 6, 3), ShuffledBatches(50, 6, 3)
+    expected = take(whole, 20)[stop:]
+    if stop:
+        take(half, stop)
+    fresh = ShuffledBatches(50, 6, 3)
+    fresh.load_state_dict(half.state_dict())
+    assert torch.equal(take(fresh, 20 - stop), expected)
+
+
+@pytest.mark.parametrize("batch", [0, 11])
+def test_a_batch_that_does_not_fit_is_refused(batch: int) -> None:
+    with pytest.raises(ValueError, match=f"not {batch}"):
+        ShuffledBatches(10, batch, 0)
+
+
+def test_maps_inputs_to_features_that_gradients_reach() -> None:
+    network = mlp(inputs=5, hidden=7, features=3)
+    features = network(torch.randn(11, 5))
+    assert features.shape == (11, 3)
+    assert (features >= 0).all()
+    features.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in network.parameters())
+
+
+def weights(comparison: Comparison, name: str) -> list[torch.Tensor]:
+    contender = comparison.contenders[name]
+    return [*contender.network.parameters(), *contender.head.parameters()]
+
+
+def in_float64(settings: Settings) -> Comparison:
+    comparison = Comparison(settings)
+    for contender in comparison.contenders.values():
+        contender.network.double()
+        contender.head.double()
+    data = comparison.data
+    comparison.data = replace(data, train_inputs=data.train_inputs.double(), test_inputs=data.test_inputs.double())
+    return comparison
+
+
+def test_both_start_from_the_same_weights() -> None:
+    comparison = Comparison(SMALL)
+    plain, hebbian = weights(comparison, "plain"), weights(comparison, "hebbian")
+    assert len(plain) == len(hebbian)
+    assert all(torch.equal(one, other) for one, other in zip(plain, hebbian, strict=True))
+
+
+def test_without_the_rule_both_stay_the_same() -> None:
+    """With a limit of 0 the Hebbian head never writes. In float64 rounding stays far below the tolerance."""
+    comparison = in_float64(Settings(classes=40, limit=0))
+    for _ in range(10):
+        losses = comparison.train_step()
+        torch.testing.assert_close(losses["plain_loss"], losses["hebbian_loss"], rtol=1e-9, atol=0)
+    for one, other in zip(weights(comparison, "plain"), weights(comparison, "hebbian"), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def test_with_the_rule_they_differ() -> None:
+    comparison = Comparison(SMALL)
+    comparison.train_step()
+    assert not torch.equal(weights(comparison, "plain")[-1], weights(comparison, "hebbian")[-1])
+
+
+def test_continues_from_its_state() -> None:
+    whole = Comparison(SMALL)
+    for _ in range(3):
+        whole.train_step()
+    resumed = Comparison(SMALL)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))  # as through a file
+    for _ in range(3):
+        assert whole.train_step() == resumed.train_step()
+    assert whole.evaluate() == resumed.evaluate()
+
+
+def test_other_seeds_are_other_tasks_weights_and_orders() -> None:
+    one, other = Comparison(SMALL), Comparison(Settings(classes=40, steps=20, seed=1))
+    assert not torch.equal(one.data.train_inputs, other.data.train_inputs)
+    assert not torch.equal(weights(one, "plain")[0], weights(other, "plain")[0])
+    assert not torch.equal(one.batches.next(), other.batches.next())
+
+
+def test_accuracies_by_frequency_are_right() -> None:
+    counts = torch.tensor([200, 50, 15, 5, 4])
+    accuracies = {
+        "plain": torch.tensor([1.0, 0.8, 0.6, 0.2, 0.0], dtype=torch.double),
+        "hebbian": torch.tensor([0.9, 0.8, 0.6, 0.4, 0.6], dtype=torch.double),
+    }
+    outcomes = compare(counts, accuracies)
+    assert {name: outcome["classes"] for name, outcome in outcomes.items()} == {
+        "all classes": 5,
+        "seen fewer than 10 times": 2,
+        "seen 10 to 19 times": 1,
+        "seen 20 to 99 times": 1,
+        "seen 100 times and more": 1,
+        "weighted by training frequency": 5,
+    }
+    rare = outcomes["seen fewer than 10 times"]
+    torch.testing.assert_close(rare["plain"], 0.1)
+    torch.testing.assert_close(rare["hebbian"], 0.5)
+    torch.testing.assert_close(rare["difference"], 0.4)
+    torch.testing.assert_close(rare["standard_error"], 0.2 / 2**0.5)  # deviations ±0.2, two classes
+    torch.testing.assert_close(outcomes["all classes"]["plain"], 0.52)
+    weighted = (200 * 1.0 + 50 * 0.8 + 15 * 0.6 + 5 * 0.2) / 274
+    torch.testing.assert_close(outcomes["weighted by training frequency"]["plain"], weighted)
+
+
+def outcomes_with(difference: float) -> dict[str, dict[str, float]]:
+    generator = torch.Generator().manual_seed(0)
+    plain = 0.5 + 0.01 * torch.randn(400, generator=generator, dtype=torch.double)
+    noise = 0.01 * torch.randn(400, generator=generator, dtype=torch.double)
+    counts = (4 * 400 / torch.arange(1, 401)).round().long()
+    return compare(counts, {"plain": plain, "hebbian": plain + noise - noise.mean() + difference})
+
+
+def test_the_summary_is_honest() -> None:
+    for difference, verdict in ((0.1, "Hebbian softmax is better"), (-0.1, "plain softmax is better")):
+        summary = summarize(outcomes_with(difference), SMALL)
+        assert summary.count(verdict) == 3  # all classes, rare ones, frequent ones
+        assert "no clear difference" not in summary
+        assert "one seed" in summary
+    summary = summarize(outcomes_with(0.0), SMALL)
+    assert "every class counting alike: Hebbian 50.0 %, plain 50.0 %: no clear difference" in summary
+
+
+def test_the_table_has_both_and_their_difference() -> None:
+    table = tabulate(outcomes_with(0.1))
+    assert list(table.columns[2:4]) == list(NAMES.values())
+    assert table.rows[0][0] == "all classes"
+    assert str(table.rows[0][4]).startswith("+10.0 ± 0.")
+
+
+def test_few_classes_have_no_frequent_bucket_and_still_a_summary() -> None:
+    counts = (4 * 10 / torch.arange(1, 11)).round().long()
+    accuracies = {name: torch.zeros(10, dtype=torch.double) for name in NAMES}
+    outcomes = compare(counts, accuracies)
+    assert "seen 100 times and more" not in outcomes
+    assert "Classes seen 20 to 99 times: Hebbian 0.0 %" in summarize(outcomes, SMALL)
+
+
+def test_predictions_are_made_in_parts_and_leave_the_mode_alone() -> None:
+    comparison = in_float64(SMALL)
+    contender, inputs = comparison.contenders["hebbian"], comparison.data.test_inputs
+    whole = contender.head(contender.network(inputs)).argmax(dim=1)
+    sizes, modes = [], []
+
+    def watch(head: torch.nn.Module, _: object, logits: torch.Tensor) -> None:
+        sizes.append(len(logits))
+        modes.append(head.training)
+
+    contender.head.register_forward_hook(watch)
+    contender.network.eval()
+    assert torch.equal(contender.predict(inputs, logits=40 * 150), whole)
+    assert sizes == [150, 150, 100]
+    assert not any(modes)
+    assert contender.head.training
+    assert not contender.network.training
+
+
+def test_suggestions_keep_what_they_do_not_vary() -> None:
+    commands = [step.partition("  # ")[0] for step in suggest(Settings(classes=40, seed=2**32 - 1, gamma=0.3))]
+    assert commands == [
+        "hebbian compare longtail --classes 40 --gamma 0.3",
+        "hebbian compare longtail --steps 4500 --classes 40 --gamma 0.3 --seed 4294967295",
+        "hebbian compare longtail --classes 40 --gamma 0.3 --limit 100 --seed 4294967295",
+    ]
+    assert len(suggest(Settings(gamma=0.3, limit=100))) == 2  # what was just run is not suggested
+
+
+def test_draws_what_there_is() -> None:
+    assert draw([]).startswith(b"\x89PNG")
+    assert draw([{"step": 1, "plain_accuracy": None}, {"step": 2, "plain_accuracy": 0.5}]).startswith(b"\x89PNG")
+
+
+def test_draws_from_the_log() -> None:
+    record = {"plain_accuracy": 0.1, "hebbian_accuracy": 0.2, "plain_rare": 0.0, "hebbian_rare": 0.1}
+    assert draw([{"step": 10, **record}, {"step": 20, **record}]).startswith(b"\x89PNG")

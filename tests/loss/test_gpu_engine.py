@@ -1,0 +1,286 @@
+"""The GPU's engine against the chunked one: every schedule, shapes that fit no tile, rows that are computed again.
+
+Without a GPU, Triton's interpreter runs the kernels in float32. On a GPU they run in bfloat16, as in use. Errors are
+measured against float64 and compared with those of the chunked engine, which has the same operands in float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hebbian_softmax._triton import is_hopper
+from hebbian_softmax.loss import chunked
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from tests.interpreter import recorded_launches
+
+pytest.importorskip("triton", reason="the engine needs Triton")
+engine = pytest.importorskip("hebbian_softmax.loss.gpu.engine")
+
+CUDA = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
+FACTOR, ROUNDINGS = 4, 2
+"""How many times the chunked engine's error is allowed, and how many units in the last place of the kernels' dtype: E,
+h times its factor and the result are rounded to it, by at most half a unit each."""
+LARGE = 10**9
+
+
+def make(n: int, d: int, v: int, bias: bool = False, scale: float = 1.0) -> tuple[Problem, Tensor]:
+    """Return a problem with an ignored row, and positive scales of its rows."""
+    h, w = scale * torch.randn(n, d), torch.randn(v, d) / d**0.5
+    target = torch.randint(v, (n,))
+    if n > 2:
+        target[1] = -1
+    a = torch.where(target < 0, 0, torch.rand(n) + 0.1)
+    b = torch.randn(v).to(DEVICE, DTYPE) if bias else None
+    return Problem(h.to(DEVICE, DTYPE), w.to(DEVICE, DTYPE), b, target.to(DEVICE)), a.to(DEVICE)
+
+
+def chunked_in(dtype: torch.dtype, problem: Problem, a: Tensor, b: Tensor) -> tuple[RowTerms, Gradients]:
+    """Return what the chunked engine finds in float32 or float64."""
+    bias = None if problem.bias is None else problem.bias.to(dtype)
+    same = Problem(problem.input.to(dtype), problem.weight.to(dtype), bias, problem.target)
+    needs = Needs(dtype, dtype, None if bias is None else dtype)
+    return chunked.row_terms_and_gradients(same, a.to(dtype), b.to(dtype), needs, LARGE)
+
+
+def check(found: tuple[RowTerms, Gradients], problem: Problem, a: Tensor, b: Tensor) -> None:
+    """Check all terms and gradients."""
+    trusted, exact = (chunked_in(dtype, problem, a, b) for dtype in (torch.float32, torch.float64))
+    for name in ("nll", "target_logit", "normaliser"):
+        check_one(name, *(getattr(terms, name) for terms, _ in (found, trusted, exact)), torch.float32)
+    check_gradients(found[1], problem, trusted[1], exact[1])
+
+
+def check_gradients(found: Gradients, problem: Problem, trusted: Gradients, exact: Gradients) -> None:
+    """Check the gradients that were found; those of other operands may be missing."""
+    for name in ("input", "weight", "bias"):
+        values = [getattr(gradients, name) for gradients in (found, trusted, exact)]
+        if values[0] is not None:
+            check_one(name, *values, DTYPE, largest_logit(problem))
+
+
+def largest_logit(problem: Problem) -> float:
+    """Return the largest magnitude of a logit: that of the relative error of exp(z), in roundings of z."""
+    z = problem.input.double() @ problem.weight.double().T
+    return float((z if problem.bias is None else z + problem.bias.clamp(min=-9)).abs().max()) if z.numel() else 0.0
+
+
+def check_one(
+    name: str, found: Tensor, trusted: Tensor, exact: Tensor, dtype: torch.dtype, logit: float = 0.0, dim: int = -1
+) -> None:
+    """Check the norm of the error; with ``dim=1`` row by row, relative to the row."""
+    over = None if dim < 0 else dim
+    error, usual, size = (torch.linalg.vector_norm(x, dim=over) for x in (found - exact, trusted - exact, exact))
+    if size.numel():
+        error, usual = ((each / size.clamp(min=1e-300)).max() for each in (error, usual))
+        roundings = ROUNDINGS * torch.finfo(dtype).eps + logit * torch.finfo(torch.float32).eps
+        assert error <= FACTOR * usual + roundings, name
+
+
+def both_schedules(problem: Problem, a: Tensor, b: Tensor, workspace: int) -> list[tuple[RowTerms, Gradients]]:
+    """Return what the engine finds in one pass, and in two passes with chunks of classes."""
+    needs = Needs(DTYPE, torch.float32, None if problem.bias is None else torch.float32)
+    terms = engine.row_terms(problem, workspace)
+    return [
+        engine.row_terms_and_gradients(problem, a, b, needs, workspace),
+        (terms, engine.gradients(problem, terms, a, b, needs, workspace)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "v", "bias", "workspace"),
+    [
+        (1, 16, 300, True, LARGE),
+        (5, 8, 37, False, LARGE),
+        (260, 72, 301, True, LARGE),
+        (260, 72, 301, False, 300_000),
+        (130, 40, 1201, True, 800_000),
+    ],
+)
+def test_gradients(n: int, d: int, v: int, bias: bool, workspace: int) -> None:
+    problem, a = make(n, d, v, bias)
+    for found in both_schedules(problem, a, a, workspace):
+        check(found, problem, a, a)
+
+
+def test_many_chunks_of_rows() -> None:
+    problem, a = make(1281, 8, 100)
+    needs = Needs(DTYPE, torch.float32, None)
+    with recorded_launches() as launches:
+        found = engine.row_terms_and_gradients(problem, a, a, needs, 640_000 * problem.input.element_size() // 4)
+    assert sum(each.kernel == "settle" for each in launches) == 2
+    check(found, problem, a, a)
+
+
+def test_every_class_of_every_chunk_is_in_the_gradient_of_the_input() -> None:
+    """Two chunks of 12,800 classes, for which three products of multiples of 8 classes would leave some over."""
+    problem, a = make(5, 8, 25_500)
+    needs = Needs(DTYPE, torch.float32, None)
+    workspace = 13_000 * 128 * problem.input.element_size()
+    terms = chunked_in(torch.float32, problem, a, a)[0]
+    with recorded_launches() as launches:
+        found = engine.gradients(problem, terms, a, a, needs, workspace)
+    assert sum(each.kernel == "scores" for each in launches) == 2
+    check((terms, found), problem, a, a)
+
+
+@pytest.mark.parametrize("scale", [30.0, 3000.0])
+def test_logits_too_large_for_the_first_shift_are_made_again(scale: float) -> None:
+    problem, a = make(40, 16, 300, bias=True, scale=scale)
+    one_pass, _ = both_schedules(problem, a, a, LARGE)
+    assert one_pass[0].nll.max() > 88  # e⁸⁸ overflows in float32.
+    check(one_pass, problem, a, a)
+
+
+@pytest.mark.parametrize("nll", [57.0, 64.0, 85.0])  # Σ E about 2⁸², 2⁹², 2¹²³
+def test_products_with_large_rows_stay_in_range(nll: float) -> None:
+    """2⁸⁷, the limit of Σ E, times rows of 2³⁸ still fits into float32, and a higher limit would not."""
+    problem, a = make(64, 16, 300)
+    weight = problem.weight * 2.0**40
+    weight[0] = 0  # This class is the target of all rows.
+    h = torch.randn_like(problem.input)
+    h *= nll / (h.float() @ weight.float().T).amax(dim=1, keepdim=True).to(DTYPE)
+    problem = replace(problem, input=h, weight=weight, target=torch.zeros_like(problem.target))
+    one_pass, _ = both_schedules(problem, a, a, LARGE)
+    assert ((one_pass[0].nll - nll).abs() < 4).all()
+    check(one_pass, problem, a, a)
+
+
+def test_one_row_made_again_among_others() -> None:
+    problem, a = make(70, 16, 300)
+    h = problem.input.clone()
+    h[7] *= 200
+    problem = replace(problem, input=h)
+    for found in both_schedules(problem, a, a, LARGE):
+        check(found, problem, a, a)
+
+
+def test_a_sure_target_keeps_its_gradient() -> None:
+    """1 - p is 1e-6 to 1e-12, far below the rounding of p."""
+    problem, a = make(20, 16, 50)
+    pulled = 8 * problem.weight[problem.target.clamp(min=0)].float()
+    problem = replace(problem, input=(pulled * (24 / pulled.norm(dim=1, keepdim=True))).to(DTYPE))
+    trusted, exact = (chunked_in(dtype, problem, a, a) for dtype in (torch.float32, torch.float64))
+    for found in both_schedules(problem, a, a, LARGE):
+        check(found, problem, a, a)
+        # Row by row, because the surest rows have the least loss and gradient.
+        check_one(
+            "nll", *(terms.nll[:, None] for terms, _ in (found, trusted, exact)), torch.float32, dim=1, logit=24.0
+        )
+        check_one("input", *(each.input for _, each in (found, trusted, exact)), DTYPE, dim=1, logit=24.0)
+
+
+def test_scales_of_normaliser_and_target_may_differ() -> None:
+    problem, a = make(50, 24, 130)
+    for found in both_schedules(problem, a, 0.9 * a, LARGE):
+        check(found, problem, a, 0.9 * a)
+
+
+def test_all_targets_equal_and_last() -> None:
+    problem, a = make(70, 16, 300)
+    problem = replace(problem, target=torch.where(problem.target < 0, -1, 299))
+    for found in both_schedules(problem, a, a, LARGE):
+        check(found, problem, a, a)
+
+
+@pytest.mark.parametrize("wanted", ["input", "weight", "bias"])
+def test_only_what_is_needed(wanted: str) -> None:
+    problem, a = make(30, 16, 90, bias=True)
+    needs = replace(Needs(None, None, None), **{wanted: torch.float32})
+    _, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
+    for name in ("input", "weight", "bias"):
+        assert (getattr(gradients, name) is not None) == (name == wanted)
+    check_gradients(
+        gradients, problem, *(chunked_in(dtype, problem, a, a)[1] for dtype in (torch.float32, torch.float64))
+    )
+
+
+def test_an_impossible_target_has_infinite_loss_and_a_gradient() -> None:
+    problem, a = make(6, 8, 20, bias=True)
+    assert problem.bias is not None
+    target = problem.target.clone()
+    target[0] = 3
+    bias = problem.bias.clone()
+    bias[3] = -torch.inf
+    problem = replace(problem, target=target.where(target == -1, torch.where(target == 3, 3, 4)), bias=bias)
+    expected = [chunked_in(dtype, problem, a, a)[1] for dtype in (torch.float32, torch.float64)]
+    for terms, gradients in both_schedules(problem, a, a, LARGE):
+        assert torch.isinf(terms.nll[0])
+        assert torch.isfinite(terms.nll[2:]).all()
+        assert torch.isfinite(terms.normaliser).all()
+        check_gradients(gradients, problem, *expected)
+
+
+def test_an_empty_batch() -> None:
+    problem, a = make(0, 8, 20)
+    for terms, gradients in both_schedules(problem, a, a, LARGE):
+        assert terms.nll.shape == (0,)
+        assert gradients.input is not None
+        assert gradients.input.shape == (0, 8)
+        assert gradients.weight is not None
+        assert not gradients.weight.any()
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    problem, a = make(130, 24, 260)
+    needs = Needs(DTYPE, torch.float32, None)
+    first, second = (engine.row_terms_and_gradients(problem, a, a, needs, LARGE) for _ in range(2))
+    assert torch.equal(first[0].nll, second[0].nll)
+    for one, two in ((first[1].input, second[1].input), (first[1].weight, second[1].weight)):
+        assert one is not None
+        assert two is not None
+        assert torch.equal(one, two)
+
+
+def test_no_batch_size_compiles_the_large_kernel_again() -> None:
+    with recorded_launches(run=False) as launches:
+        for n in (1, 129, 260):
+            engine.row_terms(make(n, 8, 100)[0], LARGE)
+    one, two, more = (each for each in launches if each.kernel == "scores")
+    assert one.options == two.options == more.options
+    assert one.grid < two.grid <= more.grid
+
+
+def test_kernels_run_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device may be another one, in a model that is spread over GPUs."""
+    entered: list[Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor):
+        entered.append(tensor)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    problem, a = make(3, 8, 20)
+    both_schedules(problem, a, a, LARGE)
+    assert len(entered) >= 3
+    assert all(each is problem.input for each in entered)
+
+
+@pytest.mark.gpu
+def test_a_part_of_a_flat_buffer_is_left_to_the_other_engine() -> None:
+    """TMA only reads from multiples of 16 bytes."""
+    flat = torch.randn(1 + 300 * 8, device="cuda", dtype=torch.bfloat16)
+    w, h, y = flat[1:].view(300, 8), flat[: 20 * 8].view(20, 8), torch.zeros(20, dtype=torch.int64, device="cuda")
+    assert engine.available(Problem(h, w.clone(), None, y))
+    assert not engine.available(Problem(h, w, None, y))
+
+
+@pytest.mark.parametrize(
+    ("card", "fits"),
+    [((9, 227), True), ((10, 227), True), ((9, None), True), ((8, 227), False), ((12, 99), False)],
+    ids=["H200", "B200", "a torch that does not tell", "Ampere", "a desktop card of a later capability"],
+)
+def test_cards_that_the_kernels_do_not_fit_on(
+    card: tuple[int, int | None], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    major, shared = card
+    properties = {"major": major} | ({} if shared is None else {"shared_memory_per_block_optin": shared * 1024})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    assert is_hopper.__wrapped__(torch.device("cuda"), engine.SHARED_MEMORY) == fits
