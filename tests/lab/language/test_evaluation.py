@@ -1,4 +1,4 @@
-"""Perplexity is that of a literal loop: one word after the other, with the state of all words before it."""
+"""Perplexity equals that of a literal loop: word by word, with the state of all words before."""
 
 import math
 from itertools import pairwise

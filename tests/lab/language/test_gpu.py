@@ -1,4 +1,4 @@
-"""What only a GPU shows: nothing waits for it, cuDNN takes the LSTM as it is, and the numbers are the CPU's."""
+"""On a GPU no step waits for the device, cuDNN runs the LSTM, and the numbers are those of the CPU."""
 
 import copy
 import io
@@ -37,7 +37,7 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     given = settings(**SIZES, optimizer=optimizer)
     windows = make_windows(corpus(tokens=4000), given, CUDA)
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
-    for step in range(5):  # of which one is captured
+    for step in range(5):  # one of them is captured
         learner.step(windows.at(step), 1e-3, memorizing=True)
     torch.cuda.set_sync_debug_mode("error")
     loss = learner.step(windows.at(5), 1e-3, memorizing=True)
@@ -54,9 +54,9 @@ def test_a_text_too_long_for_the_device_gives_the_same_words() -> None:
         assert torch.equal(copied.at(step), resident.at(step))
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11 says so of every profile
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11 warns at every profile
 def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
-    """Not a loop over time; weights that cuDNN would have to copy are a warning, and so an error here."""
+    """There is no loop over time. Weights that cuDNN had to copy would be a warning, which is an error here."""
     given = settings(**SIZES, precision="bf16")
     model = make_model(given, WORDS, hebbian=False, device=CUDA)
     inputs = torch.randint(WORDS, (100, 16), device=CUDA)
@@ -111,7 +111,7 @@ def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, 
 
 
 def assert_gone_the_same_way(found: Learner, expected: Learner, first: dict[str, Tensor]) -> None:
-    """By the norm, parameter by parameter: Adam makes a step of its own of rounding where a gradient is near zero."""
+    """Compare by the norm of each parameter, because Adam turns rounding of a gradient near zero into a whole step."""
     states = found.model.state_dict(), expected.model.state_dict()
     for name, start in first.items():
         one, other, before = (each.double() for each in (states[0][name], states[1][name], start))
@@ -121,7 +121,7 @@ def assert_gone_the_same_way(found: Learner, expected: Learner, first: dict[str,
 @pytest.mark.parametrize("hebbian", [True, False])
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"optimizer": "one-pass-rmsprop"}, {"clip": 0.0}], ids=str)
 def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict[str, Any]) -> None:
-    """Words, dropout and the learning rate change from step to step, the rule begins in the middle."""
+    """Words, dropout and the learning rate change from step to step, and the rule begins in the middle."""
     given = settings(**LARGER, precision="bf16", input_dropout=0.5, output_dropout=0.5, **changes)
     windows = make_windows(corpus(tokens=8000), given, CUDA)
     plain, captured = (Learner(given, WORDS, hebbian=hebbian, device=CUDA) for _ in range(2))
@@ -145,7 +145,7 @@ def test_captured_dropout_follows_the_seed() -> None:
     words = make_windows(corpus(tokens=8000), given, CUDA).at(0)
     learner = Learner(given, WORDS, hebbian=False, device=CUDA)
     losses = []
-    for seed in (0, 1, 2, 0, 1, 2, 3, 4):  # the weights stay as they are; from the fourth on it is captured
+    for seed in (0, 1, 2, 0, 1, 2, 3, 4):  # the weights do not change; from the fourth step on they are captured
         torch.manual_seed(seed)
         losses.append(float(learner.step(words, 0.0, memorizing=True)))
     assert losses[3:6] == pytest.approx(losses[:3], abs=2e-4)
@@ -158,9 +158,9 @@ def test_a_state_that_is_loaded_is_gone_on_with() -> None:
     one, other = (Learner(given, WORDS, hebbian=True, device=CUDA) for _ in range(2))
     for step in range(6):
         one.step(windows.at(step), 1e-3, memorizing=True)
-    state = copy.deepcopy(one.state_dict())  # torch's optimizers take tensors as they are
+    state = copy.deepcopy(one.state_dict())  # torch's optimizers do not copy the tensors they load
     assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {1e-3}
-    for step in range(5):  # of its own, captured
+    for step in range(5):  # other steps, of which some are captured
         other.step(windows.at(step + 20), 1e-3, memorizing=True)
     other.load_state_dict(state)
     for step in range(6, 12):
@@ -188,7 +188,7 @@ def test_a_captured_learner_gives_its_memory_back() -> None:
             learner = Learner(given, WORDS, hebbian=True, device=CUDA)
             for _ in range(5):
                 learner.step(words, 1e-3, memorizing=True)
-            del learner  # no cycle keeps it
+            del learner  # no reference cycle keeps it alive
             torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()
 

@@ -1,4 +1,4 @@
-"""Every option reaches what it names."""
+"""Every option has the effect that it names."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps of language models: literal training, fairness of the comparison, and going on from a saved state."""
+"""A step equals literal training, both heads of a comparison are treated alike, and a saved state is gone on with."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ def assert_equal(task: WordTask, equal: bool) -> None:
 
 
 def test_plain_training_is_a_plain_loop() -> None:
-    """Nothing of the head, the windows' share or the task but the network's features: torch's own loss and Adam."""
+    """The loop has only the network's features in common with the task; loss and optimizer are torch's own."""
     found = in_float64(task({ONLY: False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01))
     literal = widen(make_model(found.settings, WORDS, hebbian=False, device=device()))
     optimizer = torch.optim.Adam(literal.parameters(), betas=(0.0, 0.999))
@@ -68,7 +68,7 @@ def test_both_start_from_the_same_weights_and_differ_by_the_rule_alone() -> None
     for _ in range(4):
         with_rule.train_step()
         losses = without.train_step()
-        assert losses["plain_loss"] == losses["hebbian_loss"]  # the same dropout, too
+        assert losses["plain_loss"] == losses["hebbian_loss"]  # dropout is the same, too
     assert_equal(with_rule, False)
     assert_equal(without, True)
     assert int(without.learners[HEBBIAN].model.head.counts.sum()) == 4 * 20
@@ -125,7 +125,9 @@ def test_clipping_bounds_the_gradient() -> None:
     before = {name: value.clone() for name, value in learner.model.named_parameters()}
     learner.step(task().windows.at(0), 1.0, memorizing=True)
     moved = torch.stack([(value - before[name]).norm() for name, value in learner.model.named_parameters()]).norm()
-    torch.testing.assert_close(moved, torch.tensor(1e-3, dtype=torch.float64), rtol=1e-2, atol=0)  # norm + 1e-6
+    torch.testing.assert_close(
+        moved, torch.tensor(1e-3, dtype=torch.float64), rtol=1e-2, atol=0
+    )  # torch adds 1e-6 to the norm
 
 
 @pytest.mark.parametrize("name", ["one-pass-adam", "rmsprop"])
@@ -135,7 +137,7 @@ def test_continues_from_its_state(name: str) -> None:
         whole.train_step()
     resumed = task(optimizer=name)
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
-    torch.rand(7)  # whatever else was drawn does not matter
+    torch.rand(7)  # other random numbers must not matter
     for _ in range(3):
         assert whole.train_step() == resumed.train_step()
     one, other = whole.evaluate(), resumed.evaluate()
@@ -223,7 +225,7 @@ def test_progress_is_in_words_and_leaves_the_buckets_out() -> None:
 
 
 def test_a_terminal_is_redrawn_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time waits for the GPU."""
+    """Drawing more often would wait for the GPU more often."""
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
     now = 100.0

@@ -1,4 +1,4 @@
-"""Every word of an epoch's windows comes once, and the number of a step says all about its batch."""
+"""An epoch shows every window once, and the number of a step determines its batch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def test_an_epoch_shows_neighbouring_windows_once_each() -> None:
     seen = torch.cat([windows.at(step) for step in range(windows.epoch_steps)], dim=1)
     assert seen.dtype == torch.int64
     assert seen.shape == (11, 4 * windows.epoch_steps)
-    assert torch.equal(seen - seen[0], torch.arange(11).unsqueeze(1).expand_as(seen))  # text as it stands
+    assert torch.equal(seen - seen[0], torch.arange(11).unsqueeze(1).expand_as(seen))  # consecutive words of the text
     firsts = seen[0].sort().values
     assert len(set(firsts.tolist())) == len(firsts) == 96  # of 99 windows, the last three do not fill a batch
     assert len({int(first) % 10 for first in firsts}) == 1
@@ -30,7 +30,7 @@ def test_epochs_differ_in_order_and_offset() -> None:
 
 def test_a_step_follows_from_its_number_and_the_seed() -> None:
     one, other = (Windows(IDS, batch=4, length=10, seed=3) for _ in range(2))
-    for step in (0, 1, 30, 5):  # there and back
+    for step in (0, 1, 30, 5):  # forwards and backwards
         one.at(step)
     assert torch.equal(one.at(7), other.at(7))
     assert not torch.equal(one.at(7), Windows(IDS, batch=4, length=10, seed=4).at(7))

@@ -1,4 +1,4 @@
-"""The made-up corpus has the form of a real one, Zipf's frequencies, and something to learn."""
+"""The made-up corpus has the form of a real one, Zipf's frequencies, and something to learn from."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: every word after all words before it, in one stream with carried state.
+"""The evaluation of a model: it predicts every word of a text after all words before it, in one stream with state.
 
 A text of n words has n - 1 predictions, because its first word is only read. `stream` and `word_losses` read a text,
 `measure` gives its perplexity in all and by training frequency, and `measure_all` does so for all models of a run.

@@ -1,6 +1,8 @@
 """The corpora of `hebbian train` and `hebbian compare`: known by name, a folder, or made up; and their settings."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, open_corpus
@@ -57,6 +59,15 @@ def load(name: str, settings: Settings, quiet: bool) -> Corpus:
             raise LabError("which corpus? Give the folder of a prepared corpus: hebbian train FOLDER")
         name = settings.corpus
     return open_corpus(load_corpus(name, data_root=settings.data_root, quiet=quiet).path, verify=True)
+
+
+def check_corpus(state: Mapping[str, Any], corpus: Corpus) -> None:
+    """Refuse a checkpoint that was trained on another corpus: its rows would belong to other words."""
+    if state["corpus"] != corpus.fingerprint:
+        raise LabError(
+            f"the checkpoint is of a model of other words (corpus {state['corpus']}) than those of {corpus.path} "
+            f"(corpus {corpus.fingerprint}): restore that corpus, or start a new run"
+        )
 
 
 def heads_of(settings: Settings) -> dict[ModelName, bool]:

@@ -21,6 +21,7 @@ from hebbian_softmax.lab.language.evaluation import measure, text_of
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import Settings
+from hebbian_softmax.lab.language.source import check_corpus
 
 ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
 RESIDENT_SHARE = 0.25  # the share of a GPU's free memory that the training text may take
@@ -214,15 +215,6 @@ class WordTask:
         for name, learner in self.learners.items():
             learner.load_state_dict(state["learners"][name.log_prefix])
         self.step = state["step"]
-
-
-def check_corpus(state: Mapping[str, Any], corpus: Corpus) -> None:
-    """Refuse a checkpoint that was trained on another corpus: its rows would belong to other words."""
-    if state["corpus"] != corpus.fingerprint:
-        raise LabError(
-            f"the checkpoint is of a model of other words (corpus {state['corpus']}) than those of {corpus.path} "
-            f"(corpus {corpus.fingerprint}): restore that corpus, or start a new run"
-        )
 
 
 class WordsProgress(Progress):

@@ -13,8 +13,7 @@ from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import Settings
-from hebbian_softmax.lab.language.source import CORPORA, heads_of, load, settings_type
-from hebbian_softmax.lab.language.task import check_corpus
+from hebbian_softmax.lab.language.source import CORPORA, check_corpus, heads_of, load, settings_type
 
 TRIALS = "trials/final-*"
 """The run folders of the models that a recipe of many trainings keeps, inside its own run folder."""

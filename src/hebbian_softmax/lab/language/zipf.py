@@ -1,4 +1,4 @@
-"""A made-up corpus of any size, for measuring speed and trying things out where no text is at hand."""
+"""A made-up corpus of any size, for measuring speed and for trying things out without any text."""
 
 import hashlib
 from pathlib import Path

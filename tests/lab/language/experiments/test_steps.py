@@ -1,4 +1,4 @@
-"""What a training settles and writes besides the model: the number of steps, and TensorBoard files."""
+"""A training settles its number of steps once, and writes files for TensorBoard."""
 
 import importlib.util
 import json
@@ -94,7 +94,7 @@ def test_what_a_device_takes_to_get_warm_is_not_counted_again_and_again(monkeypa
 def test_the_time_is_shared_out() -> None:
     speed = Speed(step=0.1, evaluation=2.0, final=7.0, spent=10.0)
     given = settings(Settings, max_seconds=100.0, evaluations=5)
-    assert affordable_steps(given, speed) == 700  # 97 s less 10, 7 and 10
+    assert affordable_steps(given, speed) == 700  # 97 s minus 10 s, 7 s and 5 times 2 s, divided by 0.1 s
 
 
 def test_too_little_time_is_one_clear_line(run: Run) -> None:
@@ -117,7 +117,7 @@ def test_a_plan_of_an_older_version_is_kept(run: Run) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its protocol buffers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's protocol buffers give one
 def test_tensorboard_has_the_log(run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

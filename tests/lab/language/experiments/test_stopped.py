@@ -84,7 +84,7 @@ def test_a_stopped_run_ends_in_the_same_bits(folder: Path, whole: Run, tmp_path:
     assert logs[0] == logs[1]
 
 
-@pytest.mark.slow  # tests/distributed has the same without the start of three processes
+@pytest.mark.slow  # tests/distributed has the same test without starting three processes
 def test_torchrun_trains_with_two_processes(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["-m", "hebbian_softmax.lab.cli", "train", str(folder), *FEW, "--quiet", "--runs", str(tmp_path)]

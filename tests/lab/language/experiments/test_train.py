@@ -40,7 +40,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def copied(trained: Run, tmp_path: Path) -> Run:
-    """A run of its own for a test that damages it."""
+    """A copy of the run, for a test that damages it."""
     return open_run(Path(shutil.copytree(trained.path, tmp_path / "copied")))
 
 
@@ -108,7 +108,7 @@ def test_a_comparison_has_both_beside_each_other(
     result, alone = run.result(), trained.result()
     assert result is not None
     assert alone is not None
-    # The Hebbian half of a comparison is the same training as a run of its own.
+    # The Hebbian half of a comparison is the same training as that of `hebbian train`.
     assert result["metrics"]["scores"]["hebbian"] == alone["metrics"]["scores"]["model"]
     assert result["metrics"]["scores"]["plain"] != result["metrics"]["scores"]["hebbian"]
     assert (run.path / "plain-valid-words.npz").exists()
@@ -120,7 +120,7 @@ def test_a_comparison_has_both_beside_each_other(
 def test_suggestions_change_what_is_trained() -> None:
     steps = {steps: suggest("stdlib", Settings(), steps) for steps in (3, 30, 9000)}
     assert [sum("--start" in each for each in found) for found in steps.values()] == [0, 1, 1]
-    assert "--start 7 " in steps[30][-1]  # it is over before step 500
+    assert "--start 7 " in steps[30][-1]  # the run is over before step 500
     assert "--start 500 " in steps[9000][-1]
     assert not any("--rate" in each or "--start" in each for each in suggest("stdlib", TrainSettings(head="plain"), 30))
 
@@ -130,12 +130,12 @@ def test_a_prepared_corpus_by_its_name(
 ) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").symlink_to(tmp_path)  # no corpus, and of no influence
+    (tmp_path / "mine").symlink_to(tmp_path)  # this folder holds no corpus and must not matter
     prepared(tmp_path / "corpora" / "mine")
     options = ["--steps", "11", "--final", "none", "--quiet", "--runs", tmp_path / "runs"]
     assert call("train", "mine", *FEW, *options) == 0
     run = only(tmp_path / "runs")
-    assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as were asked for
+    assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as --evaluations asks for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
     assert run.path.name.startswith("mine-")
     assert call("train", "yours", *FEW) == 2
@@ -151,7 +151,7 @@ def test_a_folder_of_texts_does_not_hide_the_corpus_of_its_name(
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    assert prepared_corpus("mine") == str(tmp_path / "mine")  # opening it says what it lacks
+    assert prepared_corpus("mine") == str(tmp_path / "mine")  # opening it will say what is missing
     prepared(tmp_path / "corpora" / "mine")
     assert prepared_corpus("mine") == "mine"
     prepared(tmp_path / "new" / "mine")
@@ -203,7 +203,7 @@ def test_a_damaged_id_is_found_before_it_is_trained_on(
 ) -> None:
     made = prepared(tmp_path / "toy")
     ids = np.fromfile(made.path / "ids.bin", "<i4")
-    ids[int(np.argmax(ids != value))] = value  # another word, or none
+    ids[int(np.argmax(ids != value))] = value  # the id of another word, or of no word
     ids.tofile(made.path / "ids.bin")
     assert call("train", tmp_path / "toy", *FEW, "--quiet", "--runs", tmp_path / "runs") == 1
     assert re.search(r"toy/ids\.bin is damaged .*: delete the folder", error_of(capsys))
@@ -277,7 +277,7 @@ def test_evaluate_wants_a_language_model_with_a_checkpoint(
 ) -> None:
     (copied.path / "checkpoint.pt").unlink()
     assert call("evaluate", copied.path) == 1
-    assert "is finished and has no weights" in error_of(capsys)  # to go on with it would give none
+    assert "is finished and has no weights" in error_of(capsys)  # resuming it would not give any
     (copied.path / "result.json").unlink()
     assert call("evaluate", copied.path) == 1
     assert "has no checkpoint yet: resume it" in error_of(capsys)

@@ -1,4 +1,4 @@
-"""A model with memories as the definitions read: one word after the other, dense softmaxes, a layer that is copied."""
+"""A literal version of models with memories: word by word, with dense softmaxes and a layer that is copied."""
 
 import math
 from collections.abc import Sequence

@@ -42,7 +42,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def run(trained: Run, tmp_path: Path) -> Run:
-    """A run of its own for every test."""
+    """A copy of the run for every test."""
     return open_run(Path(shutil.copytree(trained.path, tmp_path / "run")))
 
 
@@ -86,7 +86,7 @@ def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
 ) -> None:
     assert call("compare", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
     run = only(tmp_path)
-    for _ in range(2):  # the second takes the place of the first
+    for _ in range(2):  # the second replaces the first
         assert call("evaluate", run.path, *SMALL) == 0
         output = capsys.readouterr().out
     assert "With memories: plain softmax, perplexity on the validation text of toy" in output
@@ -136,7 +136,7 @@ def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pyte
     assert len(grid["mbpa"]) == 16
     assert grid["chosen"]["cache"] == min(grid["cache"], key=lambda point: point["perplexity"])
     assert len(grid["two_steps"]["points"]) == 2 * 2 * 4
-    point = grid["mbpa"][-1]  # any will do
+    point = grid["mbpa"][-1]  # any point will do
     cache = CacheSettings(point["cache_size"], point["cache_theta"], point["cache_share"])
     mbpa = MbpaSettings(**{key.removeprefix("mbpa_"): value for key, value in point.items() if "mbpa" in key})
     model, ids, memories = there.models[ONLY], there.corpus.splits["valid"], Memories((cache, mbpa))
@@ -170,7 +170,7 @@ def test_the_words_that_are_asked_for(run: Run) -> None:
             assert word["mixture"] == pytest.approx(math.exp(-words["nll"][2][at]), rel=1e-5)
             assert word["mixture"] == pytest.approx(word["model"] + word["cache"] + word["mbpa"])
     assert (content["split"], content["first"], content["last"]) == ("test", 0, 9)
-    assert content["words"][0]["cache"] == 0  # empty: its share is the model's
+    assert content["words"][0]["cache"] == 0  # the cache is empty, so its share is the model's
     assert content["words"][0]["model"] == pytest.approx(0.9 * content["words"][0]["alone"])
 
 
@@ -201,7 +201,7 @@ def test_the_words_that_are_asked_for(run: Run) -> None:
 def test_bad_options_are_one_clear_line(
     options: str, message: str, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And are told before anything is read."""
+    """Nothing is read before the error."""
 
     read: list[Any] = []
     watch_lstm(monkeypatch, lambda *arguments: read.append(arguments))

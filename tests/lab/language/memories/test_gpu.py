@@ -1,4 +1,4 @@
-"""Memories of language models on a CUDA device: the CPU's numbers, also in half precision, and little memory."""
+"""Memories of language models give the same numbers on a CUDA device as on a CPU, also in half precision."""
 
 from typing import Any
 

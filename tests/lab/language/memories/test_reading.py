@@ -1,4 +1,4 @@
-"""Perplexities with memories are those of a literal loop: a dense cache, a layer copied and adapted for each word."""
+"""Losses with memories equal those of a literal loop with a dense cache and a layer adapted for each word."""
 
 import math
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_the_model_alone_is_that_of_the_plain_evaluation() -> None:
 
 
 def test_the_cache_and_mbpa_each_change_what_is_predicted() -> None:
-    """Or else the comparisons here could not fail."""
+    """Otherwise the comparisons here could not fail."""
     network, ids = model(), corpus().splits["valid"][:35]
     parts = parts_of(network, ids, BOTH)
     rows = [losses_of(parts, Memories(each)) for each in ((), (CACHE,), (CACHE, MBPA), (MBPA,))]

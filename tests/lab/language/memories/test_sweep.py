@@ -1,4 +1,4 @@
-"""Every point of a sweep is the literal loop's, the best is chosen on the validation text, parts are kept."""
+"""Every point of a sweep equals the literal loop, the best is chosen on the validation text, and results are kept."""
 
 import itertools
 from collections.abc import Callable
@@ -178,7 +178,7 @@ def test_what_was_chosen_is_measured_on_both_texts(swept: MemoryRows, network: L
 def test_two_steps_are_chosen_where_better_and_there_is_time(
     in_time: bool, network: LanguageModel, words: Corpus, literal: Literal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every look at the clock takes a moment, which is long enough that whole texts would take too long, or not."""
+    """The clock advances with every look at it: slowly, or so fast that whole texts would take too long."""
     slow = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(0.02,), neighbours=(9,), l2=(0.1,))
     ticks = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: next(ticks) * (0.1 if in_time else slow.budget / 40))
@@ -196,14 +196,14 @@ def test_two_steps_are_chosen_where_better_and_there_is_time(
 def test_the_whole_validation_text_decides_between_one_step_and_two(
     rate: float, network: LanguageModel, words: Corpus, literal: Literal, tmp_path: Path
 ) -> None:
-    """A stretch that two steps know by heart says nothing of the rest: neither of the steps nor of their shares."""
+    """A stretch that two steps predict perfectly decides neither the number of steps nor the shares."""
     one = replace(GRIDS, thetas=(0.05,), sizes=(15,), rates=(rate,), neighbours=(9,), l2=(0.1,))
     by_heart = {"mbpa": torch.zeros(one.two_step_words), "seconds": torch.zeros((), dtype=torch.float64)}
     store = Store(tmp_path, "", f"{digest(network)} {words.fingerprint}")
     identity = {**MbpaSettings(15, 9, 2, rate, 0.1, 0.0).as_plain(), "first": 15, "last": 15 + one.two_step_words}
     store.get("valid-two-steps-0", identity, lambda: by_heart)
     found = memory_rows(network, words, grids=one, folder=tmp_path, quiet=True)
-    assert two_steps_of(found).points[0].perplexity < 1 / 0.2  # every word has MbPA's whole share
+    assert two_steps_of(found).points[0].perplexity < 1 / 0.2  # every word has at least MbPA's share
     every = {}
     for steps, l2 in ((1, 0.0), (2, 0.1)):
         for cache_share in one.cache_shares:
@@ -268,7 +268,7 @@ def test_each_text_is_read_once_for_each_grid(
     watch(network, monkeypatch, read.append)
     memory_rows(network, words, grids=replace(GRIDS, two_step_words=0), quiet=True)
     valid, test = (len(words.splits[split]) - 1 for split in ("valid", "test"))
-    assert read == [valid, valid, test]  # the grid of the cache, that of MbPA, and what was chosen
+    assert read == [valid, valid, test]  # the grid of the cache, the grid of MbPA, and the memories chosen
 
 
 def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
@@ -277,7 +277,7 @@ def test_a_stopped_sweep_goes_on_and_a_repeated_one_reads_nothing(
     options: dict[str, Any] = {"grids": GRIDS, "folder": tmp_path / "parts", "prefix": "a-", "quiet": True}
     reads = itertools.count()
     with monkeypatch.context() as patch:
-        watch(network, patch, lambda count: next(reads) and stopped())  # at the second grid
+        watch(network, patch, lambda count: next(reads) and stopped())  # stops at the second grid
         with pytest.raises(KeyboardInterrupt):
             memory_rows(network, words, **options)
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["a-valid-cache-grid.npz"]
@@ -307,7 +307,7 @@ def test_parts_of_another_model_or_damaged_ones_are_made_again(
 
 
 def test_what_a_killed_sweep_left_goes_when_its_part_is_made(tmp_path: Path) -> None:
-    """Hundreds of megabytes on a large text; that of another model in the folder may be being written."""
+    """These files can be hundreds of megabytes. That of another model is left, because it may be being written."""
     for prefix in ("", "hebbian-"):
         (tmp_path / f"{TEMPORARY}1-{prefix}grid.npz").write_bytes(b"half of it")
     store = Store(tmp_path, "", "these weights")

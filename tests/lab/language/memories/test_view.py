@@ -1,4 +1,4 @@
-"""The picture of words: what is in it, and that it can always be drawn."""
+"""The picture of words shows what each part gave, and can always be drawn."""
 
 import io
 import math
@@ -71,7 +71,7 @@ def test_a_stretch_that_cannot_be_shown(stretch: tuple[int, int]) -> None:
 
 
 def orange(words: list[Word]) -> int:
-    """Pixels of the cache's colour."""
+    """Draw the words and count the pixels of the cache's colour."""
     image = imread(io.BytesIO(draw(words, BOTH)), format="png")
     assert image.shape[1] > 500
     return int((abs(image[:, :, :3] * 255 - [0xD5, 0x5E, 0x00]) < 1).all(2).sum())
@@ -79,7 +79,7 @@ def orange(words: list[Word]) -> int:
 
 @pytest.mark.parametrize("count", [1, 25])
 def test_any_words_can_be_drawn(count: int) -> None:
-    """Words in scripts that the font lacks and with signs of formulas; nothing is a warning."""
+    """Words in scripts that the font lacks, and with signs of formulas, cause no warning."""
     without, half = (
         orange([Word(at, WORDS[at % 4], 0.1, {"model": 0.1, "cache": cache, "mbpa": 0.0}) for at in range(count)])
         for cache in (0.0, 0.1)

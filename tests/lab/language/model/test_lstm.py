@@ -1,4 +1,4 @@
-"""The language model equals slow literal versions: nn.LSTM's equations word by word, with every matrix as it is."""
+"""The LSTM equals slow literal versions: the equations of nn.LSTM, word by word, with every matrix applied in turn."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def words(time: int = 5, batch: int = 3) -> Tensor:
 
 
 def literal_features(model: WordLSTM, inputs: Tensor) -> Tensor:
-    """One word after the other; Pᵀ, the LSTM and P one after the other."""
+    """Read one word after the other, with Pᵀ, the LSTM and P in turn."""
     table = model.head.weight if model.embedding is None else model.embedding.weight
     outputs = []
     states = [[torch.zeros(inputs.shape[1], HIDDEN, dtype=table.dtype) for _ in range(2)] for _ in model.layers]
@@ -79,7 +79,7 @@ def test_tying_shares_one_embedding_and_one_projection() -> None:
     assert count(tied=False) == count() + matrices
     assert make(features=HIDDEN).projection is None
     paper = 4 * 2048 * (2 * 2048 + 2) + 512 * 2048 + 267_735 * 512
-    assert paper == pytest.approx(172e6, rel=0.01)  # what the design page says of the paper's model
+    assert paper == pytest.approx(172e6, rel=0.01)  # the number on the design page
     assert count() == 4 * HIDDEN * (2 * HIDDEN + 2) + matrices
 
 

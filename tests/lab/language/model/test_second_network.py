@@ -1,4 +1,4 @@
-"""Another network than the LSTM trains, resumes, is evaluated and uses memories, by one line in the registry."""
+"""A network other than the LSTM trains, resumes, is evaluated and uses memories after one line in the registry."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_it_trains_resumes_and_is_measured(
         def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             nonlocal calls
             calls += 1
-            if calls > 14:  # of two models: in the eighth step
+            if calls > 14:  # two models take a step each time, so this is in the eighth step
                 raise KeyboardInterrupt
             return super().forward(inputs, targets)
 
@@ -85,4 +85,4 @@ def test_the_registry_decides_what_a_name_is(folder: Path, tmp_path: Path, monke
     read: list[int] = []
     watch_lstm(monkeypatch, lambda model, inputs: read.append(inputs.shape[1]))
     assert call("train", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
-    assert read.count(4) == 12 + 3  # steps, and evaluations in as many streams
+    assert read.count(4) == 12 + 3  # 12 steps, and 3 evaluations in 4 streams

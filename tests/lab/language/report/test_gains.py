@@ -1,4 +1,4 @@
-"""The words that gained and lost most, against a literal loop over the text."""
+"""The words that gained and lost most are those of a literal loop over the text."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`hebbian report` of language models: one run with two heads, several runs, unfinished ones, and other kinds."""
+"""`hebbian report` shows one run with two heads, several runs, unfinished runs, and runs of other experiments."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         verb, *options = arguments
         place = tmp_path_factory.mktemp(name)
         assert call(verb, folder, *FEW, *options, "--quiet", "--runs", place) == 0
-        # Folders carry the second of their start, and two can be the same.
+        # Folders are named by the second of their start, so two names could be equal.
         found[name] = open_run(only(place).path.rename(place / f"{name}-run"))
     return found
 
@@ -47,7 +47,7 @@ def test_two_heads_of_one_run(runs: dict[str, Run], capsys: pytest.CaptureFixtur
     assert f"{change[best]:+.2f}" in gained.splitlines()[2]
     page = (run.path / "page.html").read_text()
     assert "Words that lost most" in page
-    assert page.count("<img") == 1  # its own figure; the same again would be too many
+    assert page.count("<img") == 1  # its own figure, and no second one with the same content
     assert not (run.path / "curves.png").exists()
 
 
@@ -113,7 +113,7 @@ def test_a_later_evaluation_replaces_the_runs_own(runs: dict[str, Run], tmp_path
     own = {split: {**found, "streams": 1} for split, found in result["metrics"]["scores"]["model"].items()}
     (model,) = models_of([run])
     for step, expected in ((result["metrics"]["steps"], {**score, "streams": 4}), (5, own["test"])):
-        # One of step 5 was made before the run was finished, and measured again then.
+        # The evaluation at step 5 is older than the measurement at the end of the run.
         evaluation = {"step": step, "streams": 4, "scores": {"model": {"test": score}}}
         (run.path / "evaluation.json").write_text(json.dumps(evaluation))
         assert model.score("test") == expected

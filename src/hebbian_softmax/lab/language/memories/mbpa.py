@@ -80,7 +80,9 @@ class MbpaSettings(Memory):
     grid_title: ClassVar[str] = "the best with MbPA of one step on"
     refined: ClassVar[str] = "two_steps"
 
-    size: int = setting(10_000, "the words that MbPA's memory holds; by default as many as the cache", integer(1))
+    size: int = setting(
+        10_000, "the words that MbPA's memory holds; with --cache, by default as many as the cache", integer(1)
+    )
     neighbours: int = setting(1024, "K, the stored words that adapt the output layer", integer(1))
     steps: int = setting(1, "gradient steps; two cost more than a hundred times as much as one", integer(1, 2))
     rate: float = setting(0.3, "α, the size of a step", positive)

@@ -255,7 +255,7 @@ def ranked_points(parts: Parts, candidates: Mapping[Kind, Tensor], before: Memor
 
 @dataclass(frozen=True)
 class Refinement:
-    """What `Memory.refine` found: points, the best first, and the point to choose in place of the best candidate."""
+    """The result of `Memory.refine`: points, the best first, and the point to choose instead of the best candidate."""
 
     title: ClassVar[str]
     """The title of the table of its points, before the name of the text."""

@@ -70,8 +70,8 @@ def add_memory_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sweep",
         action="store_true",
-        help="choose the settings on the validation text, then measure the test text once; of all memories, or up to "
-        f"the last one named by {' or '.join(f'--{kind.key}' for kind in KINDS)}",
+        help="choose the settings of all memories, or of those up to the last one named by "
+        f"{' or '.join(f'--{kind.key}' for kind in KINDS)}, on the validation text, then measure the test text once",
     )
     group.add_argument(
         "--words",

@@ -1,4 +1,4 @@
-"""Which part of the probability of each word came from the model and from each memory, as data and as a picture."""
+"""The part of each word's probability that came from the model and from each memory, as data and as a picture."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""What training, evaluation and memories expect of a language model, whatever network it is made of."""
+"""The interface that training, evaluation and memories expect of a language model, whatever its network is."""
 
 from dataclasses import dataclass
 from typing import Any

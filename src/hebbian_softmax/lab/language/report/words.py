@@ -51,7 +51,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Changes:
-    """How often each word of a text was predicted, and how much its losses changed in all (nats), by id."""
+    """The number of predictions of each word of a text, and the total change of its losses (nats), by id."""
 
     corpus: str
     occurrences: Mapping[int, int]
