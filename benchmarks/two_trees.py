@@ -10,6 +10,7 @@ one-pass optimizer and the rule's write; language models are measured by their t
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -65,10 +66,12 @@ def word_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
     sizes = settings.sizes
     corpus = program.zipf_corpus(vocabulary, (program.STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
     windows = program.make_windows(corpus, settings, device)
-    return {
-        f"{name}, {head}": program.Racer(settings, vocabulary, windows, hebbian).step
-        for head, hebbian in program.HEADS.items()
-    }
+
+    def steps_of(hebbian: bool) -> Callable[[], object]:
+        learner, numbers = program.Learner(settings, vocabulary, hebbian=hebbian, device=device), itertools.count()
+        return lambda: learner.step(windows.at(next(numbers)), program.RATE, memorizing=True)
+
+    return {f"{name}, {head}": steps_of(hebbian) for head, hebbian in program.HEADS.items()}
 
 
 def work(quick: bool) -> None:
