@@ -12,7 +12,7 @@ from hebbian_softmax.lab.language.model import MODELS
 from hebbian_softmax.lab.language.names import HEBBIAN, PLAIN
 from hebbian_softmax.lab.language.trained import load_trained
 from tests.lab.language.commands import FEW, call, only
-from tests.lab.language.model.networks import Decay, watch_lstm
+from tests.lab.language.model.networks import Decay
 from tests.lab.language.toy import device, folder
 
 __all__ = ["folder"]
@@ -79,10 +79,3 @@ def test_the_lstm_stays_what_older_runs_are_of(folder: Path, tmp_path: Path) -> 
     (run.path / "config.json").write_text(json.dumps(config))
     with pytest.raises(LabError, match="is not of the settings in its config"):
         load_trained(only(tmp_path), device=device(), quiet=True)
-
-
-def test_the_registry_decides_what_a_name_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    watch_lstm(monkeypatch, lambda model, inputs: read.append(inputs.shape[1]))
-    assert call("train", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
-    assert read.count(4) == 12 + 3  # 12 steps, and 3 evaluations in 4 streams
