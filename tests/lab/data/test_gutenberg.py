@@ -9,8 +9,7 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.data.gutenberg import Options, extract, extract_as_in_paper, plan
-from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
+from hebbian_softmax.lab.data.gutenberg import BOOKS, Options, extract, extract_as_in_paper, plan
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import Tokeniser

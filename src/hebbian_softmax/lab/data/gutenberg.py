@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -19,7 +20,6 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, is_archive, read_texts
 from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
@@ -34,6 +34,9 @@ GONE = (404, 410)  # the HTTP statuses that say that a mirror does not have a bo
 SUSPECT = 20  # the address is taken to be wrong when so many books are missing and none was found
 
 Splits = Mapping[str, Sequence[int]]  # the numbers of the books of each split
+# The paper's books in its order (appendix, "Gutenberg", "Splits"): gutenberg.txt has a line for each split.
+_LINES = resources.files(__package__).joinpath("gutenberg.txt").read_text(encoding="utf-8").splitlines()
+BOOKS: Splits = {split: [int(number) for number in numbers] for split, *numbers in map(str.split, _LINES)}
 
 
 def parse_mirror(text: str) -> str:
