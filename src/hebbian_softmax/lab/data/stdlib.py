@@ -77,12 +77,10 @@ def _tokenise(module: tuple[str, Path]) -> list[tuple[str, Encoded]]:
     name, path = module
     with readable(path):
         content = path.read_bytes()
-    encoded = Encoded()
     try:
-        encoded.add(code_tokens(content))
+        return [(split_of(name), Encoded(code_tokens(content)))]
     except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
         raise LabError(f"{path} is not Python of this version ({error}): repair this Python's library") from error
-    return [(split_of(name), encoded)]
 
 
 def code_tokens(content: bytes) -> Iterator[str]:

@@ -20,13 +20,16 @@ NEVER = 0  # the day of a word that does not occur in training
 class Encoded:
     """The documents of one piece of work as ids, and the words that the ids stand for in order of first occurrence."""
 
-    def __init__(self) -> None:
+    def __init__(self, *documents: Iterable[str]) -> None:
+        """Begin with documents that have no date."""
         self._numbers: dict[str, int] = {}
         self._latest = NEVER
         self.ids = array("i")
         self.starts: list[int] = []  # where each document begins
         self.days: list[int] = []  # the date of each document as `datetime.date.toordinal`, NEVER if it has none
         self.first_days: list[int] = []  # for each word, the first day of a document that has it
+        for tokens in documents:
+            self.add(tokens)
 
     @property
     def words(self) -> list[str]:
