@@ -89,7 +89,6 @@ def test_gutenberg(server: FileServer, capsys: pytest.CaptureFixture[str]) -> No
     assert corpus.manifest["notes"]["books not there"] == {"train": [12]}
     assert corpus.manifest["notes"]["books"] == {"train": 2, "valid": 1, "test": 1}
     assert {source["name"] for source in corpus.manifest["sources"]} == {"10.txt", "11.txt", "30.txt", "40.txt"}
-    assert server.most_at_once == 1
     assert server.asked == [PUNKT, *map(address, (11, 10, 12, 30, 30, 40))]
 
     server.asked.clear()
