@@ -18,7 +18,7 @@ from hebbian_softmax.lab.data.prepare import Plan, prepare
 from hebbian_softmax.lab.data.wikitext import Official
 from hebbian_softmax.lab.data.wikitext import plan as wikitext
 from tests.lab.base.test_files import names
-from tests.lab.data.english import PUNKT, text_of, zipped, zipped_model
+from tests.lab.data.english import MODEL, PUNKT, text_of, write, zipped
 from tests.lab.data.serving import FileServer, internet
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
@@ -43,13 +43,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_model: None, pauses: list[float]
-) -> Iterator[FileServer]:
+def server(monkeypatch: pytest.MonkeyPatch, no_model: None, pauses: list[float]) -> Iterator[FileServer]:
     """A world in which this machine has no file, and the server has all of them."""
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    files = {PUNKT: zipped_model(), **{address(number): book(number) for number in EVERY}}
+    files = {PUNKT: zipped(MODEL), **{address(number): book(number) for number in EVERY}}
     with internet(files, monkeypatch) as server:
         yield server
 
@@ -177,9 +173,8 @@ def test_an_address_without_any_book(server: FileServer) -> None:
 
 
 def test_books_that_are_gone_do_not_make_an_address_wrong(server: FileServer, tmp_path: Path) -> None:
-    (tmp_path / "data" / "gutenberg").mkdir(parents=True)
-    for number in (11, 30, 40):  # an earlier download left them
-        (tmp_path / "data" / "gutenberg" / f"{number}.txt").write_bytes(book(number))
+    earlier = {f"{number}.txt": book(number) for number in (11, 30, 40)}  # an earlier download left them
+    write(tmp_path / "data" / "gutenberg", earlier)
     gone = list(range(100, 100 + SUSPECT))
     corpus = make(gutenberg(books={**BOOKS, "train": [11, *gone]}))
     assert corpus.manifest["notes"]["books not there"] == {"train": gone}
@@ -201,5 +196,5 @@ def test_a_sentence_model_that_is_none(server: FileServer, tmp_path: Path, conte
         with pytest.raises(LabError, match=r"punkt_tab\.zip does not hold NLTK's English sentence model: delete it"):
             make(gutenberg())
     (tmp_path / "data" / "nltk_data" / "tokenizers" / "punkt_tab.zip").unlink()
-    server.files[PUNKT] = zipped_model()
+    server.files[PUNKT] = zipped(MODEL)
     make(gutenberg())

@@ -11,7 +11,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gigaword import SIZE, Options, choose_articles, paragraphs, plan, read_articles
 from hebbian_softmax.lab.data.prepare import prepare
-from tests.lab.data.english import text_of
+from tests.lab.data.english import text_of, write
 
 
 def article(agency: str, day: str, number: int, text: str, kind: str = "story") -> str:
@@ -38,12 +38,8 @@ FILES = {
 
 
 @pytest.fixture
-def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    for name, text in FILES.items():
-        path = english / "gigaword" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(text.encode()))
+def root(english: Path) -> Path:
+    write(english / "gigaword", {name: gzip.compress(text.encode()) for name, text in FILES.items()})
     return english
 
 
@@ -148,8 +144,7 @@ def test_a_seed_of_nothing() -> None:
         plan(Options(seed=1))
 
 
-def test_no_files(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+def test_no_files(english: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"gigaword has no files of GigaWord v5 .*LDC2011T07"):
         read(english)
     with pytest.raises(LabError, match=r"elsewhere has no files"):

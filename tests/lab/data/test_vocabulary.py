@@ -104,9 +104,7 @@ def test_documents_keep_their_beginnings_and_days(tmp_path: Path) -> None:
 def test_memory_grows_with_the_words_not_with_the_work(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path)
     for words in (1000, 1010, *[1010] * 5):  # the second makes the arrays grow by half
-        encoded = Encoded()
-        encoded.add(str(number) for number in range(words))
-        gathered.add("train", encoded)
+        gathered.add("train", Encoded(str(number) for number in range(words)))
     gathered.close()
     assert len(gathered._counts) == 1500
 
