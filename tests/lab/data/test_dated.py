@@ -13,9 +13,10 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
-from hebbian_softmax.lab.data.dated import PART, FileOptions, Options, parse_days, plan
+from hebbian_softmax.lab.data.dated import FileOptions, Options, parse_days, plan
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
+from hebbian_softmax.lab.data.texts import PART
 from tests.lab.data.english import REAL, text_of
 
 ARTICLES: list[dict[str, str | None]] = [

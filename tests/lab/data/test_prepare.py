@@ -94,17 +94,18 @@ def test_what_a_killed_run_left_goes(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_in_a_source_leaves_nothing(cache: Path, processes: int) -> None:
-    with pytest.raises(LabError, match=r"^toy\.txt is damaged$"):
-        prepare(Toy(TEXTS | {"valid": "damaged"}).plan, processes=processes, quiet=True)
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (TEXTS | {"valid": "damaged"}, r"^toy\.txt is damaged$"),
+        (TEXTS | {"test": ""}, "the test split of toy is empty"),
+        ({"train": "a", "valid": "a"}, "the test split of toy is empty"),
+    ],
+)
+def test_an_error_leaves_nothing(cache: Path, texts: dict[str, str], message: str, processes: int) -> None:
+    with pytest.raises(LabError, match=message):
+        prepare(Toy(texts).plan, processes=processes, quiet=True)
     assert names(cache) == {".toy.lock"}
-
-
-def test_an_empty_split_is_an_error(cache: Path) -> None:
-    for empty in (TEXTS | {"test": ""}, {"train": "a", "valid": "a"}):
-        with pytest.raises(LabError, match="the test split of toy is empty"):
-            prepare(Toy(empty).plan, processes=1, quiet=True)
-        assert names(cache) == {".toy.lock"}
 
 
 def test_a_full_disk_says_what_to_do_and_leaves_nothing(cache: Path) -> None:
@@ -151,28 +152,20 @@ def test_other_sources_make_it_again(
     assert names(cache) == {"toy", ".toy.lock"}
 
 
-def test_the_same_sources_elsewhere_at_another_time_or_gone_are_no_change(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_sources_elsewhere_at_another_time_or_gone_are_no_change(cache: Path, tmp_path: Path) -> None:
     source, toy = tmp_path / "data" / "a.txt", Toy()
     source.write_text("one")
     prepare(toy.plan, quiet=True)
+    time = source.stat().st_mtime_ns
     os.utime(source, ns=(0, 0))
     assert not prepare(toy.plan, quiet=True)[1]
     (tmp_path / "elsewhere").mkdir()
     shutil.copy(source, tmp_path / "elsewhere")
     assert not prepare(toy.plan, data_root=str(tmp_path / "elsewhere"), quiet=True)[1]
-    source.unlink()
-    assert not prepare(toy.plan, quiet=True)[1]
-
-
-def test_a_source_of_the_same_length_and_time_is_not_read(cache: Path, tmp_path: Path) -> None:
-    source, toy = tmp_path / "data" / "a.txt", Toy()
-    source.write_text("one")
-    prepare(toy.plan, quiet=True)
-    time = source.stat().st_mtime_ns
     source.write_text("two")
     os.utime(source, ns=(time, time))
+    assert not prepare(toy.plan, quiet=True)[1]  # a source of the same length and time is not read
+    source.unlink()
     assert not prepare(toy.plan, quiet=True)[1]
 
 

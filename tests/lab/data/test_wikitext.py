@@ -71,52 +71,37 @@ def test_by_name_it_is_used_as_it_is(root: Path) -> None:
     assert_right(read())
 
 
-def test_no_training_set_says_so_and_where_to_get_it(root: Path) -> None:
-    write(root / "wikitext-2", {"wiki.valid.tokens": "x \n", "wiki.test.tokens": "x \n"})
-    with pytest.raises(LabError, match=r"wikitext-2 has no wiki\.train\.tokens, .*wikitext-2-v1\.zip yourself"):
-        read()
+ZIP = "wikitext-2-v1.zip"
+WHOLE = zipped(files(train=TRAIN.encode() + bytes(range(32, 127)) * 50))
+FLIPPED = WHOLE[:80] + bytes([WHOLE[80] ^ 0xFF]) + WHOLE[81:]
+CUT_XZ = {f"{name}.xz": lzma.compress(text)[: -4 if "test" in name else None] for name, text in files().items()}
+UNREADABLE = r"wikitext-2-v1\.zip cannot be read .*replace it"
+OTHER_COUNTS = r"wikitext-2-v1\.zip: not wikitext-2, with 14 / 3 / 3 tokens and 8 words where it has 12 / 3 / 3"
+EMPTY_TEST = r"train\.tokens and .*valid\.tokens and .*test\.tokens: not .* 12 / 3 / 0 tokens"
 
 
-def test_nothing_at_hand(root: Path) -> None:
-    with pytest.raises(LabError, match=r"cannot download .*put the file at .*wikitext-2-v1\.zip yourself"):
-        read()
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "flipped", "another"])
-def test_a_wrong_zip_is_named(root: Path, damage: str) -> None:
-    content = zipped(files(train=TRAIN.encode() + bytes(range(32, 127)) * 50))
-    damaged = {
-        "cut": content[:-30],
-        "text": b"not found",
-        "flipped": content[:80] + bytes([content[80] ^ 0xFF]) + content[81:],
-        "another": zipped({"wikitext-103/wiki.train.tokens": "a \n"}),
-    }
-    write(root, {"wikitext-2-v1.zip": damaged[damage]})
-    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip cannot be read .*replace it"):
-        read()
-
-
-def test_a_cut_xz_is_named(root: Path) -> None:
-    write(root, {f"{name}.xz": lzma.compress(text)[: -4 if "test" in name else None] for name, text in files().items()})
-    with pytest.raises(LabError, match=r"wiki\.test\.tokens\.xz cannot be read"):
-        read()
-
-
-def test_bytes_that_are_no_text(root: Path) -> None:
-    write(root / "wikitext-2-v1.zip", files(valid=b" the \xff cat \n"))
-    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip holds bytes in its valid split that are not UTF-8"):
-        read()
-
-
-def test_other_counts_are_another_corpus(root: Path) -> None:
-    write(root / "wikitext-2-v1.zip", files(train=TRAIN.encode() + b" more \n"))
-    expected = r"wikitext-2-v1\.zip: not wikitext-2, with 14 / 3 / 3 tokens and 8 words where it has 12 / 3 / 3"
-    with pytest.raises(LabError, match=expected):
-        read()
-    (root / "wikitext-2-v1.zip").unlink()
-    write(root, files(test=b""))
-    expected = r"train\.tokens and .*valid\.tokens and .*test\.tokens: not .* 12 / 3 / 0 tokens"
-    with pytest.raises(LabError, match=expected):
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({}, r"cannot download .*put the file at .*wikitext-2-v1\.zip yourself"),
+        (dict(list(files().items())[1:]), r"wikitext-2 has no wiki\.train\.tokens, .*wikitext-2-v1\.zip yourself"),
+        ({ZIP: WHOLE[:-30]}, UNREADABLE),
+        ({ZIP: b"not found"}, UNREADABLE),
+        ({ZIP: FLIPPED}, UNREADABLE),
+        ({ZIP: zipped({"wikitext-103/wiki.train.tokens": "a \n"})}, UNREADABLE),
+        (CUT_XZ, r"wiki\.test\.tokens\.xz cannot be read"),
+        (
+            {ZIP: zipped(files(valid=b" the \xff cat \n"))},
+            r"-v1\.zip holds bytes in its valid split that are not UTF-8",
+        ),
+        ({ZIP: zipped(files(train=TRAIN.encode() + b" more \n"))}, OTHER_COUNTS),
+        (files(test=b""), EMPTY_TEST),
+    ],
+    ids=["nothing", "no train", "cut", "a page", "flipped", "another", "cut xz", "no text", "counts", "empty test"],
+)
+def test_what_is_wrong_is_named(root: Path, found: dict[str, bytes], message: str) -> None:
+    write(root, found)
+    with pytest.raises(LabError, match=message):
         read()
 
 

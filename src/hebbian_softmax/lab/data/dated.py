@@ -19,13 +19,12 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
-from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
+from hebbian_softmax.lab.data.texts import OPENERS, cut, digest, opened
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
-PART = 1 << 20  # bytes tokenised at a time
 SPAN = "FIRST..LAST"
 
 
@@ -134,11 +133,8 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, about a megabyte at a time, with the number of the first line."""
-    number = 1
     with opened(path) as file:
-        while lines := file.readlines(PART):
-            yield number, b"".join(lines)
-            number += len(lines)
+        yield from cut(file, by_lines=True)
 
 
 def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
