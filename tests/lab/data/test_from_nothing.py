@@ -92,16 +92,12 @@ def test_gutenberg(server: FileServer, capsys: pytest.CaptureFixture[str]) -> No
     assert server.asked == []
 
 
-def test_a_pause_between_books(server: FileServer, pauses: list[float]) -> None:
-    make(gutenberg())
-    assert pauses == [PAUSE] * (len(EVERY) - 1)
-
-
-def test_a_mirror_of_ones_own(server: FileServer) -> None:
+def test_a_mirror_of_ones_own_and_a_pause_between_books(server: FileServer, pauses: list[float]) -> None:
     for number in EVERY:
         server.files[f"/{number}/{number}.txt"] = server.files.pop(address(number))
     corpus = make(gutenberg("https://mirror.example/{id}/{id}.txt"))
     assert corpus.manifest["notes"]["books"] == {"train": 3, "valid": 1, "test": 1}
+    assert pauses == [PAUSE] * (len(EVERY) - 1)
 
 
 @pytest.mark.parametrize("mirror", ["https://example.org/10.txt", "ftp://example.org/{id}.txt"])
@@ -166,8 +162,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(
 
 def test_an_address_without_any_book(server: FileServer) -> None:
     books = {**BOOKS, "train": list(range(SUSPECT + 5))}
-    expected = rf"/wrong/{SUSPECT - 1} is not there, nor are {SUSPECT - 1} other books: "
-    with pytest.raises(LabError, match=expected):
+    with pytest.raises(LabError, match=rf"/wrong/{SUSPECT - 1} is not there, nor are {SUSPECT - 1} other books: "):
         make(gutenberg("https://mirror.example/wrong/{id}", books))
     assert server.asked == [PUNKT, *(f"/wrong/{number}" for number in range(SUSPECT))]
 

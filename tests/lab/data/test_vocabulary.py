@@ -25,10 +25,8 @@ def literal(
     counts = Counter(word for split, _, text in texts if split == "train" for word in text)
     every = {word for _, _, text in texts for word in text}
     kept = sorted((word for word in counts if word != UNK and counts[word] >= minimum), key=lambda w: (-counts[w], w))
-    if size is not None:
-        needs_unk = set(kept) != every
-        if len(kept) + needs_unk > size:
-            kept = kept[: size - 1]
+    if size is not None and len(kept) + (set(kept) != every) > size:
+        kept = kept[: size - 1]
     final = Counter({word: counts[word] for word in kept})
     if set(kept) != every:
         final[UNK] = counts.total() - final.total()

@@ -7,7 +7,7 @@ counted, the vocabulary is chosen, and the files are read again to give every wo
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,16 +49,14 @@ class Encoded:
         self.ids.extend(ids)
 
 
-@dataclass
 class Gathered:
-    """All documents of a corpus as provisional ids, in one file for each split."""
+    """All documents of a corpus as provisional ids, in one file of `folder` for each split."""
 
-    folder: Path
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         import numpy as np
 
+        self.folder = folder
+        self.tokens = dict.fromkeys(SPLITS, 0)
         self._numbers: dict[str, int] = {}
         self._counts = np.zeros(0, np.int64)
         self._first_days = np.zeros(0, np.int32)
