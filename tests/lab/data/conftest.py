@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.data import tokenise
-from tests.lab.data.english import REAL, write_model
+from tests.lab.data.english import write_model
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,3 @@ def english(tmp_path: Path, no_model: None) -> Path:
     write_model(tmp_path / "data")
     tokenise.find_punkt(tmp_path / "data")
     return tmp_path / "data"
-
-
-@pytest.fixture
-def real_english(no_model: None) -> Path:
-    """The data root with the real corpora and NLTK's own model."""
-    tokenise.find_punkt(REAL)
-    return REAL

@@ -1,8 +1,5 @@
 """From an empty data root to a prepared corpus, with every file coming from a web server."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from hebbian_softmax.lab.data.wikitext import plan as wikitext
 from tests.lab.base.test_files import names
 from tests.lab.data.english import MODEL, PUNKT, text_of, write, zipped
 from tests.lab.data.serving import FileServer, internet
+from tests.lab.processes import start
 
 BOOKS = {"train": [11, 10, 12], "valid": [30], "test": [40]}
 EVERY = [11, 10, 12, 30, 40]  # in the order in which they are fetched
@@ -121,28 +119,28 @@ def test_a_refused_download_goes_on_where_it_stopped(
     assert "gutenberg: 5/5 books" in capsys.readouterr().err
 
 
+def collect_at_once(folder: Path, mirror: str) -> int:
+    """Collect the books without pauses, in a process of its own."""
+    time.sleep = lambda seconds: None
+    collect(folder, BOOKS, folder, mirror, quiet=True)
+    return 0
+
+
 def test_a_killed_download_goes_on_in_the_middle_of_a_book(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is killed while it receives a book; the files that it leaves are used."""
     monkeypatch.undo()  # this test waits for another process
-    script = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from hebbian_softmax.lab.data.gutenberg import collect\n"
-        "time.sleep = lambda seconds: None\n"
-        "folder = Path(sys.argv[1])\n"
-        "collect(folder, {'train': [11, 10, 12], 'valid': [30], 'test': [40]}, folder, sys.argv[2], True)\n"
-    )
     server.hanging.add(address(12))
     server.files[address(12)] = book(12, sentences=3000)  # more than a file's buffer holds
     folder, mirror = tmp_path / "data" / "gutenberg", server.url + "/cache/epub/{id}/pg{id}.txt"
-    with subprocess.Popen([sys.executable, "-c", script, str(folder), mirror], env=os.environ) as process:
-        assert server.hung.wait(60)
-        part, deadline = folder / "12.txt.part", time.monotonic() + 30
-        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.kill()
+    process = start(collect_at_once, folder, mirror)
+    assert server.hung.wait(60)
+    part, deadline = folder / "12.txt.part", time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
     have = part.stat().st_size
     assert 0 < have <= len(server.files[address(12)]) // 2
     assert names(folder) == {"11.txt", "10.txt", "12.txt.part", "12.txt.part.json"}
@@ -154,9 +152,8 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(
     assert missing == {}
     assert server.asked == [address(12), address(30), address(40)]
     assert server.ranges == [f"bytes={have}-", None, None]
-    assert {number: path.read_bytes() for number, path in collected.items()} == {
-        number: server.files[address(number)] for number in EVERY
-    }
+    assert sorted(collected) == sorted(EVERY)
+    assert all(path.read_bytes() == server.files[address(number)] for number, path in collected.items())
     assert names(folder) == {f"{number}.txt" for number in EVERY}
 
 

@@ -12,7 +12,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
-from tests.lab.data.english import text_of, write
+from tests.lab.data.english import text_of, write, zipped
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
 EXPECTED = {
@@ -117,36 +117,31 @@ def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, messag
 
 
 def test_folders_without_texts_are_not_called_the_same_text(places: dict[str, str], tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
+    write(tmp_path, {"one/notes.md": "", "other/notes.md": ""})
     with pytest.raises(LabError, match=r"one has no words: .* with --valid"):
         plan(Options(places["train"], str(tmp_path / "one"), str(tmp_path / "other")))
 
 
-def test_a_pipe_is_refused(places: dict[str, str], tmp_path: Path) -> None:
-    """A pipe would be empty at the second reading."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(LabError, match=r"pipe is a pipe or a device, .*: name a file with --train"):
-        plan(Options(**{**places, "train": str(tmp_path / "pipe")}))
-
-
-def test_a_zip_with_a_password_is_named(places: dict[str, str], tmp_path: Path) -> None:
-    place = write(tmp_path / "texts.zip", {"a.txt": "The cat sat."})
-    content = bytearray(place.read_bytes())
-    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # set the flag of encryption in both headers
+def with_password(archive: bytes) -> bytes:
+    """Set the flag of encryption in both headers of a zip's first file."""
+    content = bytearray(archive)
+    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         content[content.index(head) + flags] |= 1
-    place.write_bytes(content)
-    with pytest.raises(LabError, match=r"texts\.zip cannot be read .*encrypted.*: replace it"):
-        read({**places, "train": str(place)})
+    return bytes(content)
 
 
-def test_a_place_that_is_not_there(places: dict[str, str]) -> None:
-    with pytest.raises(LabError, match="nowhere is not there"):
-        read({**places, "train": "nowhere"})
-
-
-def test_a_damaged_archive_is_named(places: dict[str, str], tmp_path: Path) -> None:
-    place = tmp_path / "text.xz"
-    place.write_bytes(lzma.compress(b"The cat sat. " * 1000)[:-20])
-    with pytest.raises(LabError, match=r"text\.xz cannot be read .*replace it"):
-        read({**places, "train": str(place)})
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("pipe", "pipe is a pipe or a device, .*: name a file with --train"),  # is empty at the second reading
+        ("texts.zip", r"texts\.zip cannot be read .*encrypted.*: replace it"),
+        ("nowhere", "nowhere is not there"),
+        ("text.xz", r"text\.xz cannot be read .*replace it"),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_named(places: dict[str, str], tmp_path: Path, place: str, message: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    damaged = lzma.compress(b"The cat sat. " * 1000)[:-20]
+    write(tmp_path, {"texts.zip": with_password(zipped({"a.txt": "The cat sat."})), "text.xz": damaged})
+    with pytest.raises(LabError, match=message):
+        plan(Options(**{**places, "train": str(tmp_path / place)}))

@@ -59,12 +59,12 @@ def _gather(folder: Path, workshop: Workshop) -> None:
 
 def _modules(folder: Path) -> dict[str, Path]:
     """Return the source files by their names in the library."""
-    every = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
-    return {name.as_posix(): path for name, path in every if _taken(name.parts)}
-
-
-def _taken(parts: tuple[str, ...]) -> bool:
-    return not (LEFT_OUT.intersection(parts) or any(part.startswith(OF_THE_BUILD) for part in parts))
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        if not any(part in LEFT_OUT or part.startswith(OF_THE_BUILD) for part in name.parts):
+            found[name.as_posix()] = path
+    return found
 
 
 def split_of(module: str) -> str:

@@ -22,7 +22,7 @@ class Encoded:
 
     def __init__(self, *documents: Iterable[str]) -> None:
         """Begin with documents that have no date."""
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}  # the id of each word
         self._latest = NEVER
         self.ids = array("i")
         self.starts: list[int] = []  # where each document begins
@@ -31,13 +31,9 @@ class Encoded:
         for tokens in documents:
             self.add(tokens)
 
-    @property
-    def words(self) -> list[str]:
-        return list(self._numbers)
-
     def add(self, tokens: Iterable[str], day: int = NEVER) -> None:
         """Append a document."""
-        numbers = self._numbers
+        numbers = self.numbers
         ids = [numbers.setdefault(token, len(numbers)) for token in tokens]
         self.first_days += [day] * (len(numbers) - len(self.first_days))
         if day < self._latest:  # documents are not in the order of time
@@ -68,7 +64,7 @@ class Gathered:
         """Append the documents of one piece of work."""
         import numpy as np
 
-        numbers, words = self._numbers, encoded.words
+        numbers, words = self._numbers, encoded.numbers
         table = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
         if (more := len(numbers) - len(self._counts)) > 0:
             # The arrays grow in large steps: copying them for each piece would take longer than all the rest.
