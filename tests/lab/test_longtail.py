@@ -37,17 +37,13 @@ def test_frequencies_follow_zipf_and_the_test_set_is_balanced() -> None:
     assert task.test_inputs.shape == (len(task.test_targets), INPUTS)
 
 
-def test_the_seed_decides_everything() -> None:
+def test_the_seed_decides_everything_and_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
     first, same, other = longtail(50, 1), longtail(50, 1), longtail(50, 2)
+    assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first.train_inputs, same.train_inputs)
     assert torch.equal(first.test_inputs, same.test_inputs)
     assert not torch.equal(first.train_inputs, other.train_inputs)
-
-
-def test_the_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    longtail(50, 1)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_training_and_test_examples_are_different_draws_of_the_same_classes() -> None:
@@ -78,13 +74,11 @@ def test_the_seed_decides_the_order_of_examples() -> None:
 
 @pytest.mark.parametrize("stop", [0, 3, 8, 9])
 def test_batches_continue_from_their_state(stop: int) -> None:
-    whole, half = ShuffledBatches(50, 6, 3), ShuffledBatches(50, 6, 3)
-    expected = take(whole, 20)[stop:]
-    if stop:
-        take(half, stop)
-    fresh = ShuffledBatches(50, 6, 3)
+    whole, half, fresh = (ShuffledBatches(50, 6, 3) for _ in range(3))
+    for _ in range(stop):
+        half.next()
     fresh.load_state_dict(half.state_dict())
-    assert torch.equal(take(fresh, 20 - stop), expected)
+    assert torch.equal(take(fresh, 20 - stop), take(whole, 20)[stop:])
 
 
 @pytest.mark.parametrize("batch", [0, 11])
@@ -117,16 +111,11 @@ def in_float64(settings: Settings) -> Comparison:
     return comparison
 
 
-def test_both_start_from_the_same_weights() -> None:
-    comparison = Comparison(SMALL)
-    plain, hebbian = weights(comparison, "plain"), weights(comparison, "hebbian")
-    assert len(plain) == len(hebbian)
-    assert all(torch.equal(one, other) for one, other in zip(plain, hebbian, strict=True))
-
-
-def test_without_the_rule_both_stay_the_same() -> None:
+def test_both_start_from_the_same_weights_and_keep_them_without_the_rule() -> None:
     """With a limit of 0 the Hebbian head never writes. In float64 rounding stays far below the tolerance."""
     comparison = in_float64(Settings(classes=40, limit=0))
+    for one, other in zip(weights(comparison, "plain"), weights(comparison, "hebbian"), strict=True):
+        assert torch.equal(one, other)
     for _ in range(10):
         losses = comparison.train_step()
         torch.testing.assert_close(losses["plain_loss"], losses["hebbian_loss"], rtol=1e-9, atol=0)
@@ -152,7 +141,7 @@ def test_continues_from_its_state() -> None:
 
 
 def test_other_seeds_are_other_tasks_weights_and_orders() -> None:
-    one, other = Comparison(SMALL), Comparison(Settings(classes=40, steps=20, seed=1))
+    one, other = Comparison(SMALL), Comparison(replace(SMALL, seed=1))
     assert not torch.equal(one.data.train_inputs, other.data.train_inputs)
     assert not torch.equal(weights(one, "plain")[0], weights(other, "plain")[0])
     assert not torch.equal(one.batches.next(), other.batches.next())
@@ -173,11 +162,9 @@ def test_accuracies_by_frequency_are_right() -> None:
         "seen 100 times and more": 1,
         "weighted by training frequency": 5,
     }
-    rare = outcomes["seen fewer than 10 times"]
-    torch.testing.assert_close(rare["plain"], 0.1)
-    torch.testing.assert_close(rare["hebbian"], 0.5)
-    torch.testing.assert_close(rare["difference"], 0.4)
-    torch.testing.assert_close(rare["standard_error"], 0.2 / 2**0.5)  # deviations ±0.2, two classes
+    error = 0.2 / 2**0.5  # deviations ±0.2, two classes
+    rare = {"classes": 2, "plain": 0.1, "hebbian": 0.5, "difference": 0.4, "standard_error": error}
+    torch.testing.assert_close(outcomes["seen fewer than 10 times"], rare)
     torch.testing.assert_close(outcomes["all classes"]["plain"], 0.52)
     weighted = (200 * 1.0 + 50 * 0.8 + 15 * 0.6 + 5 * 0.2) / 274
     torch.testing.assert_close(outcomes["weighted by training frequency"]["plain"], weighted)
@@ -245,11 +232,8 @@ def test_suggestions_keep_what_they_do_not_vary() -> None:
     assert len(suggest(Settings(gamma=0.3, limit=100))) == 2  # what was just run is not suggested
 
 
-def test_draws_what_there_is() -> None:
-    assert draw([]).startswith(b"\x89PNG")
-    assert draw([{"step": 1, "plain_accuracy": None}, {"step": 2, "plain_accuracy": 0.5}]).startswith(b"\x89PNG")
-
-
-def test_draws_from_the_log() -> None:
-    record = {"plain_accuracy": 0.1, "hebbian_accuracy": 0.2, "plain_rare": 0.0, "hebbian_rare": 0.1}
-    assert draw([{"step": 10, **record}, {"step": 20, **record}]).startswith(b"\x89PNG")
+def test_draws_what_the_log_has() -> None:
+    full = {"plain_accuracy": 0.1, "hebbian_accuracy": 0.2, "plain_rare": 0.0, "hebbian_rare": 0.1}
+    records = [{"step": 1, "plain_accuracy": None}, {"step": 2, "plain_accuracy": 0.5}, {"step": 3, **full}]
+    for number in range(len(records) + 1):
+        assert draw(records[:number]).startswith(b"\x89PNG")

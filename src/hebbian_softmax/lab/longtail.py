@@ -74,10 +74,7 @@ def longtail(classes: int, seed: int) -> LongTail:
         return torch.randn(*shape, generator=generator)
 
     prototypes = normal(classes, LATENT)
-    folds = [
-        FOLDING * normal(2 * LATENT, INPUTS) / (2 * LATENT) ** 0.5,
-        FOLDING * normal(INPUTS, INPUTS) / INPUTS**0.5,
-    ]
+    folds = [FOLDING * normal(2 * LATENT, INPUTS) / (2 * LATENT) ** 0.5, FOLDING * normal(INPUTS, INPUTS) / INPUTS**0.5]
 
     def draw_inputs(targets: Tensor) -> Tensor:
         telling = prototypes[targets] + NOISE * normal(len(targets), LATENT)
@@ -246,11 +243,7 @@ class Comparing(Recipe):
         result = Result(
             title="Plain and Hebbian softmax on a long-tailed task",
             summary=summarize(outcomes, settings),
-            metrics={
-                "training_examples": len(comparison.data.train_targets),
-                "seconds": seconds,
-                "accuracy": outcomes,
-            },
+            metrics={"training_examples": len(comparison.data.train_targets), "seconds": seconds, "accuracy": outcomes},
             tables=[tabulate(outcomes)],
             figures=[Figure("accuracy.png", caption)],
             next_steps=suggest(settings),

@@ -1,4 +1,4 @@
-"""The sentence models that NLTK finds in a test."""
+"""The folders and the sentence models that a test finds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.data import tokenise
-from tests.lab.data.english import REAL, write_model
+from tests.lab.data.english import write_model
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a cache and a data root of its own."""
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -21,16 +28,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def english(tmp_path_factory: pytest.TempPathFactory, no_model: None) -> Path:
-    """A data root with nothing but the tiny model, which is the only one that NLTK finds."""
-    root = tmp_path_factory.mktemp("data")
-    write_model(root)
-    tokenise.find_punkt(root)
-    return root
-
-
-@pytest.fixture
-def real_english(no_model: None) -> Path:
-    """The data root with the real corpora and NLTK's own model."""
-    tokenise.find_punkt(REAL)
-    return REAL
+def english(tmp_path: Path, no_model: None) -> Path:
+    """The data root with nothing but the tiny model, which is the only one that NLTK finds."""
+    write_model(tmp_path / "data")
+    tokenise.find_punkt(tmp_path / "data")
+    return tmp_path / "data"

@@ -30,8 +30,6 @@ class FileServer(ThreadingHTTPServer):
         self.ranges: list[str | None] = []  # the Range header of each request
         self.agents: list[str] = []
         self.partial_answers = 0
-        self.at_once = self.most_at_once = 0
-        self.counting = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -42,20 +40,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: FileServer
 
     def do_GET(self) -> None:
-        server = self.server
-        with server.counting:
-            server.asked.append(self.path)
-            server.ranges.append(self.headers.get("Range"))
-            server.agents.append(self.headers["User-Agent"])
-            server.at_once += 1
-            server.most_at_once = max(server.most_at_once, server.at_once)
-        try:
-            self._answer(server, urlsplit(self.path).path)
-        finally:
-            with server.counting:
-                server.at_once -= 1
-
-    def _answer(self, server: FileServer, path: str) -> None:
+        server, path = self.server, urlsplit(self.path).path
+        server.asked.append(self.path)
+        server.ranges.append(self.headers.get("Range"))
+        server.agents.append(self.headers["User-Agent"])
         if server.statuses.get(path) or path not in server.files:
             self.send_error(server.statuses[path].pop(0) if server.statuses.get(path) else 404)
             return
@@ -108,13 +96,19 @@ def serve(files: dict[str, bytes]) -> Iterator[FileServer]:
 
 @contextmanager
 def internet(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    """Serve `files`, and send every request of this process to that server, whatever host the address names."""
-    urlopen = urllib.request.urlopen
+    """Serve `files`, and send every request of this process to that server, whatever host the address names.
+
+    Each request must come after the response to the one before has been read and closed.
+    """
+    urlopen, responses = urllib.request.urlopen, []
     with serve(files) as server:
 
         def redirect(request: urllib.request.Request, timeout: float) -> Any:
+            assert all(response.isclosed() for response in responses)
+            headers = dict(request.header_items())
             url = server.url + urlsplit(request.full_url).path
-            return urlopen(urllib.request.Request(url, headers=dict(request.header_items())), timeout=timeout)
+            responses.append(urlopen(urllib.request.Request(url, headers=headers), timeout=timeout))
+            return responses[-1]
 
         monkeypatch.setattr(urllib.request, "urlopen", redirect)
         yield server

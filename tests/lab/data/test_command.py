@@ -12,17 +12,14 @@ from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.wikitext import Official, plan
 from tests import ROOT
+from tests.lab.data.english import write
 
 TRAIN = " the cat <unk> \n" + " word" * 20_000 + " \n"
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
-    for split, text in {"train": TRAIN, "valid": " the cat \n", "test": " the" * 30 + " <unk> \n"}.items():
-        (tmp_path / split).write_text(text)
-    return tmp_path
+def root(tmp_path: Path) -> Path:
+    return write(tmp_path, {"train": TRAIN, "valid": " the cat \n", "test": " the" * 30 + " <unk> \n"})
 
 
 def prepare_texts(root: Path, *options: str) -> int:
@@ -79,9 +76,7 @@ def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_code_of_the_page_runs(root: Path) -> None:
     """The page opens wikitext-2; a tiny corpus stands in for it here."""
-    (root / "data" / "wikitext-2").mkdir(parents=True)
-    for split in SPLITS:
-        (root / "data" / "wikitext-2" / f"wiki.{split}.tokens").write_text((root / split).read_text())
+    write(root / "data" / "wikitext-2", {f"wiki.{split}.tokens": (root / split).read_bytes() for split in SPLITS})
     prepare(plan(Official("wikitext-2", (20_005, 3, 32), 5)), processes=1, quiet=True)
     page = ROOT / "docs" / "corpora.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)

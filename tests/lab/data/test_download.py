@@ -5,9 +5,9 @@ import errno
 import hashlib
 import io
 import shutil
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,11 @@ def test_a_wrong_file_that_was_there_is_named_and_kept(server: FileServer, path:
 
 
 def test_dropped_connections_are_taken_up_again(server: FileServer, path: Path) -> None:
+    """Five fail and only three retries are allowed, but bytes that arrive reset the count."""
     server.cuts = [1000, 2000, 0, 0, 3000]
     fetch(server, path, retries=3)
     assert_whole(path)
     assert server.ranges == [None, "bytes=1000-", "bytes=3000-", "bytes=3000-", "bytes=3000-", "bytes=6000-"]
-
-
-def test_bytes_that_arrive_reset_the_count_of_failures(server: FileServer, path: Path) -> None:
-    server.cuts = [100] * 20
-    fetch(server, path, retries=1)
-    assert_whole(path)
 
 
 def test_gives_up_after_the_last_retry_and_says_what_to_do(server: FileServer, path: Path) -> None:
@@ -112,35 +107,25 @@ def test_the_waits_grow(server: FileServer, path: Path, monkeypatch: pytest.Monk
     assert waits == [1.0, 2.0, 4.0]
 
 
-def test_a_later_call_goes_on_where_an_earlier_one_broke_off(server: FileServer, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "ranges", "partial_answers"),
+    [
+        pytest.param({}, ["bytes=1234-"], 1, id="as it should be"),
+        pytest.param({"etag": 'W/"v1"', "modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, ["bytes=1234-"], 1, id="date"),
+        pytest.param({"etag": ""}, [None], 0, id="no version"),
+        pytest.param({"knows_range": False}, ["bytes=1234-"], 0, id="whole answers only"),
+        pytest.param({"range_shift": 7}, ["bytes=1234-", None], 1, id="an answer that begins elsewhere"),
+    ],
+)
+def test_a_later_call_goes_on_where_an_earlier_one_broke_off(
+    server: FileServer, path: Path, behaviour: dict[str, Any], ranges: list[str | None], partial_answers: int
+) -> None:
+    """A date serves where the ETag is weak; without any version, or with a wrong answer, it starts over."""
+    vars(server).update(behaviour)
     leave_part(server, path, 1234)
     fetch(server, path)
     assert_whole(path)
-    assert server.ranges == ["bytes=1234-"]
-
-
-def test_a_date_serves_where_the_etag_is_weak(server: FileServer, path: Path) -> None:
-    server.etag, server.modified = 'W/"v1"', "Wed, 21 Oct 2015 07:28:00 GMT"
-    leave_part(server, path, 1234)
-    fetch(server, path)
-    assert_whole(path)
-    assert server.ranges == ["bytes=1234-"]
-    assert server.partial_answers == 1
-
-
-def test_without_any_version_it_starts_over(server: FileServer, path: Path) -> None:
-    server.etag = ""
-    leave_part(server, path, 1234)
-    fetch(server, path)
-    assert_whole(path)
-    assert server.ranges == [None]
-
-
-def test_a_server_without_range_starts_over(server: FileServer, path: Path) -> None:
-    server.knows_range = False
-    leave_part(server, path, 1234)
-    fetch(server, path)
-    assert_whole(path)
+    assert (server.ranges, server.partial_answers) == (ranges, partial_answers)
 
 
 @pytest.mark.parametrize("knows_if_range", [True, False])
@@ -157,13 +142,6 @@ def test_a_part_of_another_address_is_not_used(server: FileServer, path: Path) -
     download(server.url + FILE + "?other", path, sha256=SHA256, quiet=True)
     assert_whole(path)
     assert server.ranges == [None]
-
-
-def test_an_answer_that_begins_elsewhere_is_not_appended(server: FileServer, path: Path) -> None:
-    leave_part(server, path, 1234)
-    server.range_shift = 7
-    fetch(server, path)
-    assert_whole(path)
 
 
 def test_all_bytes_but_no_name_yet(server: FileServer, path: Path) -> None:
@@ -236,11 +214,8 @@ def test_a_full_disk_gets_its_space_back(server: FileServer, path: Path, monkeyp
 
 
 def test_two_callers_at_once_fetch_once(server: FileServer, path: Path) -> None:
-    threads = [threading.Thread(target=fetch, args=(server, path)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: fetch(server, path), range(4)))
     assert_whole(path)
     assert server.ranges == [None]
 

@@ -11,7 +11,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.gigaword import SIZE, Options, choose_articles, paragraphs, plan, read_articles
 from hebbian_softmax.lab.data.prepare import prepare
-from tests.lab.data.english import text_of
+from tests.lab.data.english import text_of, write
 
 
 def article(agency: str, day: str, number: int, text: str, kind: str = "story") -> str:
@@ -35,24 +35,19 @@ FILES = {
     "data/afp_eng/afp_eng_201012.gz": article("AFP", "20101231", 1, "<P>\nTest end.\n</P>"),
     "docs/readme_200001.txt": "no articles",
 }
+NOVEMBER = "gigaword/data/afp_eng/afp_eng_200911.gz"
+HEAD = "news of afp <eos> paris , jan 1 ( afp ) <eos> "
 
 
 @pytest.fixture
-def root(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    for name, text in FILES.items():
-        path = english / "gigaword" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(text.encode()))
+def root(english: Path) -> Path:
+    write(english / "gigaword", {name: gzip.compress(text.encode()) for name, text in FILES.items()})
     return english
 
 
 def read(root: Path, processes: int = 1, size: int = SIZE, **options: object) -> Corpus:
     made = plan(Options(**options), size)  # type: ignore[arg-type]
     return prepare(made, data_root=str(root), processes=processes, quiet=True)[0]
-
-
-HEAD = "news of afp <eos> paris , jan 1 ( afp ) <eos> "
 
 
 def test_the_years_are_split_and_read_in_the_order_of_time(root: Path) -> None:
@@ -102,8 +97,7 @@ def test_paragraphs() -> None:
 
 
 def test_latin_1_is_read_too(root: Path) -> None:
-    path = root / "gigaword" / "data" / "afp_eng" / "afp_eng_200911.gz"
-    path.write_bytes(gzip.compress(article("AFP", "20091130", 1, "<P>\nCafé.\n</P>").encode("latin-1")))
+    write(root, {NOVEMBER: gzip.compress(article("AFP", "20091130", 1, "<P>\nCafé.\n</P>").encode("latin-1"))})
     assert "café ." in text_of(read(root), "train")
 
 
@@ -120,26 +114,24 @@ def test_latin_1_is_read_too(root: Path) -> None:
     ids=["cut", "no gzip", "no end", "no end before the next", "no name", "no such day"],
 )
 def test_a_damaged_file_is_named(root: Path, content: bytes, message: str) -> None:
-    path = root / "gigaword" / "data" / "afp_eng" / "afp_eng_200911.gz"
-    path.write_bytes(content)
+    write(root, {NOVEMBER: content})
     with pytest.raises(LabError, match=rf"afp_eng_200911\.gz .*{message}.*: (copy|replace) it"):
-        list(read_articles(path))
+        list(read_articles(root / NOVEMBER))
     with pytest.raises(LabError, match=r"afp_eng_200911\.gz "):
         read(root, processes=2)
 
 
 def test_a_month_twice(root: Path) -> None:
-    path = root / "gigaword" / "data" / "afp_eng" / "afp_eng_200911.gz"
-    path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))  # as gunzip --keep leaves it
+    # As gunzip --keep leaves it.
+    write(root, {NOVEMBER.removesuffix(".gz"): gzip.decompress((root / NOVEMBER).read_bytes())})
     with pytest.raises(LabError, match=r"afp_eng_200911 and .*afp_eng_200911\.gz are the same month twice"):
         read(root)
 
 
 def test_a_further_month_makes_it_again(root: Path) -> None:
-    path = root / "gigaword" / "data" / "cna_eng" / "cna_eng_200002.gz"
     before = read(root)
-    path.parent.mkdir()
-    path.write_bytes(gzip.compress(article("CNA", "20000201", 1, "<P>\nFrom Taipei.\n</P>").encode()))
+    month = gzip.compress(article("CNA", "20000201", 1, "<P>\nFrom Taipei.\n</P>").encode())
+    write(root, {"gigaword/data/cna_eng/cna_eng_200002.gz": month})
     assert read(root).manifest["notes"]["articles"]["train"] == 5 == before.manifest["notes"]["articles"]["train"] + 1
 
 
@@ -148,8 +140,7 @@ def test_a_seed_of_nothing() -> None:
         plan(Options(seed=1))
 
 
-def test_no_files(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+def test_no_files(english: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"gigaword has no files of GigaWord v5 .*LDC2011T07"):
         read(english)
     with pytest.raises(LabError, match=r"elsewhere has no files"):

@@ -2,15 +2,15 @@
 
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
-from hebbian_softmax.lab.data.prepare import Plan, Workshop, prepare, readable
+from hebbian_softmax.lab.data.corpus import open_corpus
+from hebbian_softmax.lab.data.prepare import Plan, Workshop, prepare
 from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from tests.lab.base.test_files import file_size_limit, names
@@ -19,9 +19,7 @@ TEXTS = {"train": "a b a c <eos>", "valid": "a c <eos>", "test": "b d <eos>"}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
+def cache(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     return tmp_path / "cache" / "corpora"
 
@@ -30,9 +28,7 @@ def encode(part: tuple[str, str]) -> list[tuple[str, Encoded]]:
     split, text = part
     if text == "damaged":
         raise LabError("toy.txt is damaged")
-    encoded = Encoded()
-    encoded.add(text.split())
-    return [(split, encoded)]
+    return [(split, Encoded(text.split()))]
 
 
 class Toy:
@@ -98,17 +94,18 @@ def test_what_a_killed_run_left_goes(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_in_a_source_leaves_nothing(cache: Path, processes: int) -> None:
-    with pytest.raises(LabError, match=r"^toy\.txt is damaged$"):
-        prepare(Toy(TEXTS | {"valid": "damaged"}).plan, processes=processes, quiet=True)
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (TEXTS | {"valid": "damaged"}, r"^toy\.txt is damaged$"),
+        (TEXTS | {"test": ""}, "the test split of toy is empty"),
+        ({"train": "a", "valid": "a"}, "the test split of toy is empty"),
+    ],
+)
+def test_an_error_leaves_nothing(cache: Path, texts: dict[str, str], message: str, processes: int) -> None:
+    with pytest.raises(LabError, match=message):
+        prepare(Toy(texts).plan, processes=processes, quiet=True)
     assert names(cache) == {".toy.lock"}
-
-
-def test_an_empty_split_is_an_error(cache: Path) -> None:
-    for empty in (TEXTS | {"test": ""}, {"train": "a", "valid": "a"}):
-        with pytest.raises(LabError, match="the test split of toy is empty"):
-            prepare(Toy(empty).plan, processes=1, quiet=True)
-        assert names(cache) == {".toy.lock"}
 
 
 def test_a_full_disk_says_what_to_do_and_leaves_nothing(cache: Path) -> None:
@@ -155,28 +152,20 @@ def test_other_sources_make_it_again(
     assert names(cache) == {"toy", ".toy.lock"}
 
 
-def test_the_same_sources_elsewhere_at_another_time_or_gone_are_no_change(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_sources_elsewhere_at_another_time_or_gone_are_no_change(cache: Path, tmp_path: Path) -> None:
     source, toy = tmp_path / "data" / "a.txt", Toy()
     source.write_text("one")
     prepare(toy.plan, quiet=True)
+    time = source.stat().st_mtime_ns
     os.utime(source, ns=(0, 0))
     assert not prepare(toy.plan, quiet=True)[1]
     (tmp_path / "elsewhere").mkdir()
     shutil.copy(source, tmp_path / "elsewhere")
     assert not prepare(toy.plan, data_root=str(tmp_path / "elsewhere"), quiet=True)[1]
-    source.unlink()
-    assert not prepare(toy.plan, quiet=True)[1]
-
-
-def test_a_source_of_the_same_length_and_time_is_not_read(cache: Path, tmp_path: Path) -> None:
-    source, toy = tmp_path / "data" / "a.txt", Toy()
-    source.write_text("one")
-    prepare(toy.plan, quiet=True)
-    time = source.stat().st_mtime_ns
     source.write_text("two")
     os.utime(source, ns=(time, time))
+    assert not prepare(toy.plan, quiet=True)[1]  # a source of the same length and time is not read
+    source.unlink()
     assert not prepare(toy.plan, quiet=True)[1]
 
 
@@ -200,24 +189,8 @@ def test_a_source_that_cannot_be_read_is_not_called_a_full_disk(cache: Path, tmp
 
 def test_callers_at_once_make_it_once(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy = Toy()
-    threads = [
-        threading.Thread(target=prepare, args=(toy.plan,), kwargs={"processes": 1, "quiet": True}) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert toy.made == 1
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda _: prepare(toy.plan, processes=1, quiet=True), range(4))
+    assert sum(made for _, made in results) == toy.made == 1
     assert set(capsys.readouterr().err.splitlines()) <= {"toy is being prepared by another process: waiting for it"}
     open_corpus(cache / "toy", verify=True)
-
-
-def test_a_missing_source_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"gone\.txt is not there"), readable(tmp_path / "gone.txt"):
-        (tmp_path / "gone.txt").read_bytes()
-    with pytest.raises(LabError, match=r"cannot be read \(IsADirectoryError"), readable(tmp_path):
-        tmp_path.read_bytes()
-
-
-def test_the_root_of_prepared_corpora_is_the_cache(cache: Path) -> None:
-    assert corpora_root() == cache

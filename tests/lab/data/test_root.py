@@ -1,5 +1,6 @@
 """The folders where data are looked for and where prepared files go."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,19 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.root import cache_root, data_root
 
 
-def test_the_option_wins_over_the_environment_over_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEBBIAN_DATA", "/from/environment")
+@pytest.mark.parametrize(("root", "variable"), [(data_root, "HEBBIAN_DATA"), (cache_root, "HEBBIAN_CACHE")])
+def test_the_environment_wins_over_the_users_cache(
+    root: Callable[[], Path], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
-    assert data_root(str(tmp_path)) == tmp_path
-    assert data_root() == Path("/from/environment")
-    monkeypatch.delenv("HEBBIAN_DATA")
-    assert data_root() == Path("/from/cache/hebbian-softmax")
+    monkeypatch.setenv(variable, "/from/environment")
+    assert root() == Path("/from/environment")
+    monkeypatch.delenv(variable)
+    assert root() == Path("/from/cache/hebbian-softmax")
+
+
+def test_the_option_wins_over_the_environment(tmp_path: Path) -> None:
+    assert data_root(str(tmp_path)) == tmp_path != data_root()
 
 
 @pytest.mark.parametrize("cache", ["", "relative"])
@@ -33,12 +40,3 @@ def test_a_folder_that_was_named_must_be_there(tmp_path: Path) -> None:
     """A mistyped folder would otherwise become a place to download to."""
     with pytest.raises(LabError, match=r"there is no folder .*dta: correct the path, or make the folder first"):
         data_root(str(tmp_path / "dta"))
-
-
-def test_the_cache_has_a_setting_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEBBIAN_DATA", "/read/only")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
-    monkeypatch.delenv("HEBBIAN_CACHE", raising=False)
-    assert cache_root() == Path("/from/cache/hebbian-softmax")
-    monkeypatch.setenv("HEBBIAN_CACHE", "/from/environment")
-    assert cache_root() == Path("/from/environment")

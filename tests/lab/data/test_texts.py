@@ -4,7 +4,6 @@ import gzip
 import io
 import lzma
 import os
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
+from tests.lab.data.english import text_of, write, zipped
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
 EXPECTED = {
@@ -23,12 +23,9 @@ EXPECTED = {
 
 
 @pytest.fixture
-def places(english: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A file for each split, and the data root that has the sentence model."""
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEBBIAN_DATA", str(english))
-    for split, text in TEXTS.items():
-        (tmp_path / split).write_text(text, encoding="utf-8")
+def places(english: Path, tmp_path: Path) -> dict[str, str]:
+    """A file for each split; the data root has the sentence model."""
+    write(tmp_path, TEXTS)
     return {split: str(tmp_path / split) for split in SPLITS}
 
 
@@ -38,7 +35,7 @@ def read(places: dict[str, str], minimum: int = 1, tokens: str = "nltk", name: s
 
 
 def texts_of(corpus: Corpus) -> dict[str, str]:
-    return {split: " ".join(corpus.words[number] for number in corpus.splits[split]) for split in SPLITS}
+    return {split: text_of(corpus, split) for split in SPLITS}
 
 
 def test_a_file_for_each_split(places: dict[str, str]) -> None:
@@ -47,25 +44,15 @@ def test_a_file_for_each_split(places: dict[str, str]) -> None:
     assert corpus.manifest["notes"]["places"] == places  # the settings have only the checksums
 
 
-@pytest.mark.parametrize("kind", ["folder", ".zip", ".xz", ".gz", "bom"])
-def test_where_a_text_may_lie(places: dict[str, str], tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", ["folder", "texts.zip", "texts.tar.xz", "text.xz", "text.gz", "bom"])
+def test_where_a_text_may_lie(places: dict[str, str], tmp_path: Path, name: str) -> None:
     text, first, second = (part.encode() for part in (TEXTS["train"], *TEXTS["train"].split("\n\n")))
-    if kind == "folder":
-        place = tmp_path / "folder"
-        (place / "b").mkdir(parents=True)
-        (place / "a.txt").write_bytes(first)
-        (place / "b" / "c.txt").write_bytes(second)
-        (place / "notes.md").write_bytes(b"not this")
-    elif kind == ".zip":
-        place = tmp_path / "texts.zip"
-        with zipfile.ZipFile(place, "w") as archive:
-            archive.writestr("a.txt", first)
-            archive.writestr("b.txt", second)
+    files = {"text.xz": lzma.compress(text), "text.gz": gzip.compress(text), "bom": b"\xef\xbb\xbf" + text}
+    if name in files:
+        write(tmp_path, {name: files[name]})
     else:
-        pack = {".xz": lzma.compress, ".gz": gzip.compress, "bom": lambda content: b"\xef\xbb\xbf" + content}[kind]
-        place = tmp_path / f"text{kind}"
-        place.write_bytes(pack(text))
-    assert texts_of(read({**places, "train": str(place)})) == EXPECTED
+        write(tmp_path / name, {"a.txt": first, "b/c.txt": second, "notes.md": b"not this"})
+    assert texts_of(read({**places, "train": str(tmp_path / name)})) == EXPECTED
 
 
 def test_tokens_between_spaces(places: dict[str, str]) -> None:
@@ -130,38 +117,31 @@ def test_what_is_no_text_is_named(places: dict[str, str], content: bytes, messag
 
 
 def test_folders_without_texts_are_not_called_the_same_text(places: dict[str, str], tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
+    write(tmp_path, {"one/notes.md": "", "other/notes.md": ""})
     with pytest.raises(LabError, match=r"one has no words: .* with --valid"):
         plan(Options(places["train"], str(tmp_path / "one"), str(tmp_path / "other")))
 
 
-def test_a_pipe_is_refused(places: dict[str, str], tmp_path: Path) -> None:
-    """A pipe would be empty at the second reading."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(LabError, match=r"pipe is a pipe or a device, .*: name a file with --train"):
-        plan(Options(**{**places, "train": str(tmp_path / "pipe")}))
-
-
-def test_a_zip_with_a_password_is_named(places: dict[str, str], tmp_path: Path) -> None:
-    place = tmp_path / "texts.zip"
-    with zipfile.ZipFile(place, "w") as archive:
-        archive.writestr("a.txt", "The cat sat.")
-    content = bytearray(place.read_bytes())
-    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # set the flag of encryption in both headers
+def with_password(archive: bytes) -> bytes:
+    """Set the flag of encryption in both headers of a zip's first file."""
+    content = bytearray(archive)
+    for head, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         content[content.index(head) + flags] |= 1
-    place.write_bytes(content)
-    with pytest.raises(LabError, match=r"texts\.zip cannot be read .*encrypted.*: replace it"):
-        read({**places, "train": str(place)})
+    return bytes(content)
 
 
-def test_a_place_that_is_not_there(places: dict[str, str]) -> None:
-    with pytest.raises(LabError, match="nowhere is not there"):
-        read({**places, "train": "nowhere"})
-
-
-def test_a_damaged_archive_is_named(places: dict[str, str], tmp_path: Path) -> None:
-    place = tmp_path / "text.xz"
-    place.write_bytes(lzma.compress(b"The cat sat. " * 1000)[:-20])
-    with pytest.raises(LabError, match=r"text\.xz cannot be read .*replace it"):
-        read({**places, "train": str(place)})
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("pipe", "pipe is a pipe or a device, .*: name a file with --train"),  # is empty at the second reading
+        ("texts.zip", r"texts\.zip cannot be read .*encrypted.*: replace it"),
+        ("nowhere", "nowhere is not there"),
+        ("text.xz", r"text\.xz cannot be read .*replace it"),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_named(places: dict[str, str], tmp_path: Path, place: str, message: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    damaged = lzma.compress(b"The cat sat. " * 1000)[:-20]
+    write(tmp_path, {"texts.zip": with_password(zipped({"a.txt": "The cat sat."})), "text.xz": damaged})
+    with pytest.raises(LabError, match=message):
+        plan(Options(**{**places, "train": str(tmp_path / place)}))

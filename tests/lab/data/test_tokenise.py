@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.texts import read_texts
 from hebbian_softmax.lab.data.tokenise import MARK, Tokeniser, find_punkt, tokeniser
-from tests.lab.data.english import PUNKT, REAL, write_model, zipped_model
+from tests.lab.data.english import MODEL, PUNKT, REAL, write_model, zipped
 from tests.lab.data.serving import internet
-
-MODEL = "tokenizers/punkt_tab/english"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +106,7 @@ def test_the_model_is_found_in_the_data_root(tmp_path: Path, no_model: None) -> 
 
 
 def test_what_is_missing_is_downloaded_once(tmp_path: Path, no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with internet({PUNKT: zipped_model()}, monkeypatch) as server:
+    with internet({PUNKT: zipped(MODEL)}, monkeypatch) as server:
         find_punkt(tmp_path / "data", quiet=True)
         find_punkt(tmp_path / "data", quiet=True)
     assert server.asked == [PUNKT]
@@ -117,7 +115,7 @@ def test_what_is_missing_is_downloaded_once(tmp_path: Path, no_model: None, monk
 
 def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, no_model: None) -> None:
     write_model(tmp_path)
-    (tmp_path / "nltk_data" / MODEL / "collocations.tab").unlink()
+    (tmp_path / "nltk_data" / "tokenizers" / "punkt_tab" / "english" / "collocations.tab").unlink()
     find_punkt(tmp_path)
     with pytest.raises(LabError, match=r"NLTK cannot load .*NLTK_DATA"):
         Tokeniser()

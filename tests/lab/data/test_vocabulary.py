@@ -25,10 +25,8 @@ def literal(
     counts = Counter(word for split, _, text in texts if split == "train" for word in text)
     every = {word for _, _, text in texts for word in text}
     kept = sorted((word for word in counts if word != UNK and counts[word] >= minimum), key=lambda w: (-counts[w], w))
-    if size is not None:
-        needs_unk = set(kept) != every
-        if len(kept) + needs_unk > size:
-            kept = kept[: size - 1]
+    if size is not None and len(kept) + (set(kept) != every) > size:
+        kept = kept[: size - 1]
     final = Counter({word: counts[word] for word in kept})
     if set(kept) != every:
         final[UNK] = counts.total() - final.total()
@@ -104,9 +102,7 @@ def test_documents_keep_their_beginnings_and_days(tmp_path: Path) -> None:
 def test_memory_grows_with_the_words_not_with_the_work(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path)
     for words in (1000, 1010, *[1010] * 5):  # the second makes the arrays grow by half
-        encoded = Encoded()
-        encoded.add(str(number) for number in range(words))
-        gathered.add("train", encoded)
+        gathered.add("train", Encoded(str(number) for number in range(words)))
     gathered.close()
     assert len(gathered._counts) == 1500
 

@@ -1,18 +1,17 @@
 """WikiText: the real corpus where it is at hand, and small ones, some with something wrong."""
 
 import lzma
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import load_corpus
 from hebbian_softmax.lab.data.wikitext import Official, plan
-from tests.lab.data.english import REAL
+from tests.lab.data.english import REAL, text_of, write, zipped
 from tests.lab.data.serving import internet
 
 SMALL = Official("wikitext-2", (12, 3, 3), 7)
@@ -23,21 +22,14 @@ TEXTS = {"train": TRAIN, "valid": " the cat \n", "test": " the <unk> \n"}
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty data root, in a world without any file to download."""
-    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HEBBIAN_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "wikitext-2").mkdir(parents=True)
     with internet({}, monkeypatch):
         yield tmp_path / "data"
 
 
-def write_zip(path: Path, texts: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for split, text in texts.items():
-            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text)
-
-
-def as_bytes(**changes: bytes) -> dict[str, bytes]:
-    return {split: text.encode() for split, text in TEXTS.items()} | changes
+def files(**changes: bytes) -> dict[str, bytes]:
+    texts = {split: text.encode() for split, text in TEXTS.items()} | changes
+    return {f"wikitext-2/wiki.{split}.tokens": text for split, text in texts.items()}
 
 
 def read() -> Corpus:
@@ -46,31 +38,29 @@ def read() -> Corpus:
 
 def assert_right(corpus: Corpus) -> None:
     literal = [token for line in TRAIN.split("\n")[:-1] for token in [*line.split(), "<eos>"]]
-    assert [corpus.words[number] for number in corpus.splits["train"]] == literal
+    assert text_of(corpus, "train").split() == literal
     assert corpus.words == ["<eos>", "=", "the", "<unk>", "A", "cat", "title"]
     assert corpus.counts.tolist() == [4, 2, 2, 1, 1, 1, 1]
-    assert [corpus.words[number] for number in corpus.splits["test"]] == ["the", "<unk>", "<eos>"]
+    assert text_of(corpus, "test") == "the <unk> <eos>"
 
 
 @pytest.mark.parametrize("place", ["", "wikitext-2"])
 def test_the_archive(root: Path, place: str) -> None:
-    write_zip(root / place / "wikitext-2-v1.zip", as_bytes())
+    write(root / place / "wikitext-2-v1.zip", files())
     assert_right(read())
     assert [source["name"] for source in read().manifest["sources"]] == ["wikitext-2-v1.zip"]
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_texts_in_a_folder(root: Path, packed: bool) -> None:
-    for split, text in as_bytes().items():
-        path = root / "wikitext-2" / f"wiki.{split}.tokens"
-        path.with_name(path.name + ".xz" * packed).write_bytes(lzma.compress(text) if packed else text)
+    write(root, {f"{name}.xz": lzma.compress(text) for name, text in files().items()} if packed else files())
     assert_right(read())
 
 
 def test_by_name_it_is_used_as_it_is(root: Path) -> None:
-    write_zip(root / "wikitext-2-v1.zip", as_bytes())
+    write(root / "wikitext-2-v1.zip", files())
     assert_right(read())
-    write_zip(root / "wikitext-2-v1.zip", as_bytes(test=b" the \n"))
+    write(root / "wikitext-2-v1.zip", files(test=b" the \n"))
     assert_right(load_corpus("wikitext-2", quiet=True))  # a run does not look at changed sources
     with pytest.raises(LabError, match="not wikitext-2"):
         read()  # makes it again from the changed source, which is refused
@@ -81,59 +71,37 @@ def test_by_name_it_is_used_as_it_is(root: Path) -> None:
     assert_right(read())
 
 
-def test_no_training_set_says_so_and_where_to_get_it(root: Path) -> None:
-    for split in ("valid", "test"):
-        (root / "wikitext-2" / f"wiki.{split}.tokens").write_bytes(b"x \n")
-    with pytest.raises(LabError, match=r"wikitext-2 has no wiki\.train\.tokens, .*wikitext-2-v1\.zip yourself"):
-        read()
+ZIP = "wikitext-2-v1.zip"
+WHOLE = zipped(files(train=TRAIN.encode() + bytes(range(32, 127)) * 50))
+FLIPPED = WHOLE[:80] + bytes([WHOLE[80] ^ 0xFF]) + WHOLE[81:]
+CUT_XZ = {f"{name}.xz": lzma.compress(text)[: -4 if "test" in name else None] for name, text in files().items()}
+UNREADABLE = r"wikitext-2-v1\.zip cannot be read .*replace it"
+OTHER_COUNTS = r"wikitext-2-v1\.zip: not wikitext-2, with 14 / 3 / 3 tokens and 8 words where it has 12 / 3 / 3"
+EMPTY_TEST = r"train\.tokens and .*valid\.tokens and .*test\.tokens: not .* 12 / 3 / 0 tokens"
 
 
-def test_nothing_at_hand(root: Path) -> None:
-    with pytest.raises(LabError, match=r"cannot download .*put the file at .*wikitext-2-v1\.zip yourself"):
-        read()
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "flipped", "another"])
-def test_a_wrong_zip_is_named(root: Path, damage: str) -> None:
-    path = root / "wikitext-2-v1.zip"
-    write_zip(path, as_bytes(train=TRAIN.encode() + bytes(range(32, 127)) * 50))
-    content = path.read_bytes()
-    if damage == "another":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("wikitext-103/wiki.train.tokens", b"a \n")
-    else:
-        middle = content[:80] + bytes([content[80] ^ 0xFF]) + content[81:]
-        path.write_bytes({"cut": content[:-30], "text": b"not found", "flipped": middle}[damage])
-    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip cannot be read .*replace it"):
-        read()
-
-
-def test_a_cut_xz_is_named(root: Path) -> None:
-    for split, text in as_bytes().items():
-        (root / "wikitext-2" / f"wiki.{split}.tokens.xz").write_bytes(
-            lzma.compress(text)[: -4 if split == "test" else None]
-        )
-    with pytest.raises(LabError, match=r"wiki\.test\.tokens\.xz cannot be read"):
-        read()
-
-
-def test_bytes_that_are_no_text(root: Path) -> None:
-    write_zip(root / "wikitext-2-v1.zip", as_bytes(valid=b" the \xff cat \n"))
-    with pytest.raises(LabError, match=r"wikitext-2-v1\.zip holds bytes in its valid split that are not UTF-8"):
-        read()
-
-
-def test_other_counts_are_another_corpus(root: Path) -> None:
-    write_zip(root / "wikitext-2-v1.zip", as_bytes(train=TRAIN.encode() + b" more \n"))
-    expected = r"wikitext-2-v1\.zip: not wikitext-2, with 14 / 3 / 3 tokens and 8 words where it has 12 / 3 / 3"
-    with pytest.raises(LabError, match=expected):
-        read()
-    (root / "wikitext-2-v1.zip").unlink()
-    for split, text in as_bytes(test=b"").items():
-        (root / "wikitext-2" / f"wiki.{split}.tokens").write_bytes(text)
-    with pytest.raises(
-        LabError, match=r"train\.tokens and .*valid\.tokens and .*test\.tokens: not .* 12 / 3 / 0 tokens"
-    ):
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({}, r"cannot download .*put the file at .*wikitext-2-v1\.zip yourself"),
+        (dict(list(files().items())[1:]), r"wikitext-2 has no wiki\.train\.tokens, .*wikitext-2-v1\.zip yourself"),
+        ({ZIP: WHOLE[:-30]}, UNREADABLE),
+        ({ZIP: b"not found"}, UNREADABLE),
+        ({ZIP: FLIPPED}, UNREADABLE),
+        ({ZIP: zipped({"wikitext-103/wiki.train.tokens": "a \n"})}, UNREADABLE),
+        (CUT_XZ, r"wiki\.test\.tokens\.xz cannot be read"),
+        (
+            {ZIP: zipped(files(valid=b" the \xff cat \n"))},
+            r"-v1\.zip holds bytes in its valid split that are not UTF-8",
+        ),
+        ({ZIP: zipped(files(train=TRAIN.encode() + b" more \n"))}, OTHER_COUNTS),
+        (files(test=b""), EMPTY_TEST),
+    ],
+    ids=["nothing", "no train", "cut", "a page", "flipped", "another", "cut xz", "no text", "counts", "empty test"],
+)
+def test_what_is_wrong_is_named(root: Path, found: dict[str, bytes], message: str) -> None:
+    write(root, found)
+    with pytest.raises(LabError, match=message):
         read()
 
 
@@ -141,10 +109,6 @@ def test_other_counts_are_another_corpus(root: Path) -> None:
 def test_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_DATA", str(REAL))
     corpus = load_corpus("wikitext-2", quiet=True)
-    assert {split: len(ids) for split, ids in corpus.splits.items()} == {
-        "train": 2_088_628,
-        "valid": 217_646,
-        "test": 245_569,
-    }
+    assert [len(corpus.splits[split]) for split in SPLITS] == [2_088_628, 217_646, 245_569]
     assert len(corpus.words) == 33_278
     assert corpus.counts.tolist() == sorted(corpus.counts.tolist(), reverse=True)

@@ -10,7 +10,7 @@ _BOUNDS = torch.tensor([100, 1_000, 10_001])  # the first count of the next buck
 def bucket_of(counts: Tensor) -> Tensor:
     """Return, for each count of training occurrences, the index of its bucket in `BUCKETS`.
 
-    >>> bucket_of(torch.tensor([0, 99, 100, 999, 1_000, 10_000, 10_001])).tolist()
-    [3, 3, 2, 2, 1, 1, 0]
+    >>> [BUCKETS[bucket] for bucket in bucket_of(torch.tensor([0, 99, 100, 999, 1_000, 10_000, 10_001]))]
+    ['<100', '<100', '100–1K', '100–1K', '1K–10K', '1K–10K', '>10K']
     """
     return len(_BOUNDS) - torch.bucketize(counts, _BOUNDS.to(counts.device), right=True)

@@ -129,9 +129,15 @@ def open_corpus(folder: Path, verify: bool = False) -> Corpus:
         if set(spans) != set(SPLITS) or {IDS, VOCABULARY} - set(files):
             raise ValueError("it lacks a split or a file")
     for file, description in files.items():
-        _check(folder, file, description, verify or file == VOCABULARY)
+        with _damage(path := folder / file):
+            if (size := path.stat().st_size) != description["bytes"]:
+                raise ValueError(f"{size:,} bytes where {description['bytes']:,} are expected")
+            if (verify or file == VOCABULARY) and describe(path)["sha256"] != description["sha256"]:
+                raise ValueError("its checksum is not the manifest's")
     with _damage(folder / VOCABULARY):
-        words, counts = _read_vocabulary(folder / VOCABULARY)
+        pairs = [line.rpartition("\t") for line in (folder / VOCABULARY).read_bytes().decode().split("\n")[:-1]]
+        words = [word for word, _, _ in pairs]
+        counts = torch.tensor([int(count) for _, _, count in pairs], dtype=torch.int64)
     ids = _map(folder / IDS, torch.int32)
     with _damage(folder / MANIFEST):
         if len(words) != manifest["vocabulary"] or sum(tokens for _, tokens in spans.values()) != len(ids):
@@ -224,26 +230,8 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, reason(error)) from error
-
-
-def _damaged(path: Path, what: str) -> LabError:
-    return LabError(f"{path} is damaged ({what}): delete the folder {path.parent} and prepare the corpus again")
-
-
-def _check(folder: Path, file: str, description: Mapping[str, Any], read: bool) -> None:
-    path = folder / file
-    with _damage(path):
-        if (size := path.stat().st_size) != description["bytes"]:
-            raise ValueError(f"{size:,} bytes where {description['bytes']:,} are expected")
-        if read and describe(path)["sha256"] != description["sha256"]:
-            raise ValueError("its checksum is not the manifest's")
-
-
-def _read_vocabulary(path: Path) -> tuple[list[str], Tensor]:
-    lines = path.read_bytes().decode().split("\n")[:-1]
-    pairs = [line.rpartition("\t") for line in lines]
-    return [word for word, _, _ in pairs], torch.tensor([int(count) for _, _, count in pairs], dtype=torch.int64)
+        advice = f"delete the folder {path.parent} and prepare the corpus again"
+        raise LabError(f"{path} is damaged ({reason(error)}): {advice}") from error
 
 
 def _map(path: Path, dtype: torch.dtype) -> Tensor:

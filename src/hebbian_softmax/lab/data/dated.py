@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +19,12 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
-from hebbian_softmax.lab.data.texts import OPENERS, digest, opened
-from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.texts import OPENERS, cut, digest, opened
+from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
-PART = 1 << 20  # bytes tokenised at a time
 SPAN = "FIRST..LAST"
 
 
@@ -77,7 +77,7 @@ class FileOptions(Options):
 def plan(options: Options) -> Plan:
     """Return the plan for Reuters or for any other file of dated articles."""
     days = {split: getattr(options, split) for split in SPLITS}
-    for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
+    for first, second in combinations(SPLITS, 2):
         if days[first][0] <= days[second][1] and days[second][0] <= days[first][1]:
             raise LabError(f"the days of {first} and {second} overlap: give each day to one split")
     settings: dict[str, Any] = {split: str(span) for split, span in days.items()} | {"minimum": options.minimum}
@@ -111,7 +111,7 @@ def _gather(options: Options, workshop: Workshop) -> None:
             "Reuters-21578 collection, one JSON object a line with date, title and text, or name the folder that has "
             "it with --data-root or HEBBIAN_DATA"
         )
-    find_punkt(workshop.data_root, workshop.quiet)
+    workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
     (path,) = sources.values()
     workshop.tokenise(_tokenise, ((options, str(path), *part) for part in _parts(path)), None)
@@ -123,7 +123,6 @@ def _gather(options: Options, workshop: Workshop) -> None:
                 f"give other days with --{split}"
             )
     workshop.notes["articles"] = workshop.gathered.documents()
-    workshop.notes["nltk"] = nltk_version()
 
 
 def _at_hand(options: Options, root: Path) -> dict[str, Path]:
@@ -134,11 +133,8 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
 
 def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file, about a megabyte at a time, with the number of the first line."""
-    number = 1
     with opened(path) as file:
-        while lines := file.readlines(PART):
-            yield number, b"".join(lines)
-            number += len(lines)
+        yield from cut(file, by_lines=True)
 
 
 def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:

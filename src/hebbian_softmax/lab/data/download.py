@@ -55,18 +55,13 @@ def download(
                 except LabError:
                     part.remove()
                     raise
-                _publish(part)
+                with open(part.path, "rb+") as file:  # the name comes after the bytes have reached the disk
+                    os.fsync(file.fileno())
+                part.path.replace(path)
+                part.remove()
+                sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def _publish(part: "_Part") -> None:
-    """Rename the complete file after its bytes have reached the disk."""
-    with open(part.path, "rb+") as file:
-        os.fsync(file.fileno())
-    part.path.replace(part.target)
-    part.remove()
-    sync_folder(part.target.parent)
 
 
 class _Part:
@@ -147,7 +142,8 @@ def _receive(part: _Part, timeout: float, progress: Progress) -> None:
     with response:
         if response.status == 206:
             # Some servers honour Range but ignore If-Range, so the version is compared here, too.
-            if _range_start(response) != have or validator not in _validators(response.headers):
+            begins_here = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            if not begins_here or validator not in _validators(response.headers):
                 part.remove()
                 raise _DroppedError("the server's file has changed")
         else:
@@ -188,12 +184,6 @@ def _append(part: _Part, response: Any, have: int, progress: Progress) -> None:
         raise
     if progress.total is not None and have < progress.total:
         raise _DroppedError(f"the connection ended after {have:,} of {progress.total:,} bytes")
-
-
-def _range_start(response: Any) -> int:
-    """Return where a partial answer begins (`Content-Range: bytes 100-199/200`), or -1 if the header does not say."""
-    first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdecimal() else -1
 
 
 def _check_space(part: _Part, length: int) -> None:

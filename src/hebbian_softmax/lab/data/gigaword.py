@@ -23,7 +23,8 @@ from pathlib import Path
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.settings import integer, setting
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
-from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.texts import OPENERS
+from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.data.workers import in_order
 
@@ -75,7 +76,7 @@ def _gather(options: Options, workshop: Workshop) -> None:
             "corpus is licensed, LDC catalogue number LDC2011T07; name the folder with its files with --folder, or put "
             "them into gigaword in the data root"
         )
-    find_punkt(workshop.data_root, workshop.quiet)
+    workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
     files = list(sources.values())
     chosen = choose_articles(options, files, workshop.processes) if options.eval_articles else None
@@ -87,7 +88,6 @@ def _gather(options: Options, workshop: Workshop) -> None:
                 "add those files of GigaWord v5"
             )
     workshop.notes["articles"] = workshop.gathered.documents()
-    workshop.notes["nltk"] = nltk_version()
 
 
 def _folder(options: Options, root: Path) -> Path:
@@ -108,25 +108,20 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
 
 
 def _split(day: date) -> str | None:
-    if FIRST <= day < END:
-        return "train" if day < VALID else "valid" if day < TEST else "test"
-    return None
+    if not FIRST <= day < END:
+        return None
+    return "train" if day < VALID else "valid" if day < TEST else "test"
 
 
 def choose_articles(options: Options, files: list[Path], processes: int) -> frozenset[str]:
     """Return the articles to evaluate on: in each split, those with the smallest checksums of the seed and the name."""
     ranked: dict[str, list[tuple[bytes, str]]] = {"valid": [], "test": []}
-    for names in in_order(_names, [path for path in files if _month(path) >= (VALID.year, VALID.month)], processes):
+    late = [path for path in files if path.stem[-6:] >= f"{VALID:%Y%m}"]
+    for names in in_order(_names, late, processes):
         for split, name in names:
             if split in ranked:
                 ranked[split].append((hashlib.sha256(f"{options.seed} {name}".encode()).digest(), name))
     return frozenset(name for names in ranked.values() for _, name in sorted(names)[: options.eval_articles])
-
-
-def _month(path: Path) -> tuple[int, int]:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[2]), int(match[3])
 
 
 def _names(path: Path) -> list[tuple[str | None, str]]:
@@ -151,7 +146,7 @@ def _tokenise(part: tuple[Path, frozenset[str] | None]) -> list[tuple[str, Encod
 def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
     """Yield name, day and SGML of each article, with only one of them in memory."""
     try:
-        with readable(path), gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
             opened: tuple[str, date] | None = None
             lines: list[bytes] = []
             for number, line in enumerate(file, 1):

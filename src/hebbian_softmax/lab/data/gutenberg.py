@@ -7,10 +7,12 @@ goes on with the first missing book.
 """
 
 import argparse
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -19,10 +21,9 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.data.download import download
-from hebbian_softmax.lab.data.gutenberg_ids import BOOKS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.texts import digest, is_archive, read_texts
-from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MARKERS = (b"THIS PROJECT GUTENBERG EBOOK", b"THE PROJECT GUTENBERG EBOOK")  # the first is the paper's
@@ -34,6 +35,9 @@ GONE = (404, 410)  # the HTTP statuses that say that a mirror does not have a bo
 SUSPECT = 20  # the address is taken to be wrong when so many books are missing and none was found
 
 Splits = Mapping[str, Sequence[int]]  # the numbers of the books of each split
+# The paper's books in its order (appendix, "Gutenberg", "Splits"): gutenberg.txt has a line for each split.
+_LINES = resources.files(__package__).joinpath("gutenberg.txt").read_text(encoding="utf-8").splitlines()
+BOOKS: Splits = {split: [int(number) for number in numbers] for split, *numbers in map(str.split, _LINES)}
 
 
 def parse_mirror(text: str) -> str:
@@ -96,7 +100,7 @@ def _at_hand(splits: Splits, root: Path) -> dict[str, Path]:
 
 
 def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
-    find_punkt(workshop.data_root, workshop.quiet)
+    workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     training = Path(options.books) if options.books else None
     folder, scratch = workshop.data_root / "gutenberg", workshop.gathered.folder
     found, missing = collect(folder, splits, scratch, options.mirror, workshop.quiet)
@@ -117,7 +121,6 @@ def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
     if training is not None and not workshop.gathered.tokens["train"]:
         raise LabError(f"{training} has no words to train on: name a folder or an archive of .txt files with --books")
     workshop.notes["books"] = workshop.gathered.documents()
-    workshop.notes["nltk"] = nltk_version()
 
 
 def name_missing(missing: Mapping[str, Sequence[int]]) -> str:
@@ -136,9 +139,7 @@ def _tokenise(book: tuple[str, str, bytes | Path, bool]) -> list[tuple[str, Enco
         with readable(content):
             content = content.read_bytes()
     text = extract_as_in_paper(content) if paper_exact else extract(content, name)
-    encoded = Encoded()
-    encoded.add(tokeniser().tokens(text))
-    return [(split, encoded)]
+    return [(split, Encoded(tokeniser().tokens(text)))]
 
 
 def extract(content: bytes, name: str) -> str:
@@ -148,10 +149,8 @@ def extract(content: bytes, name: str) -> str:
     """
     if b"\0" in content:
         raise LabError(f"{name} is not a text, it has zero bytes: take it out of the books")
-    starts = [
-        (at, len(b"START OF " + marker)) for marker in MARKERS if (at := content.find(b"START OF " + marker)) >= 0
-    ]
-    start = sum(min(starts)) if starts else 0
+    starts = [found.span() for marker in MARKERS if (found := re.search(b"START OF " + marker, content))]
+    start = min(starts, default=(0, 0))[1]
     ends = [at for marker in MARKERS if (at := content.find(b"END OF " + marker, start)) >= 0]
     content = content[start : min(ends, default=len(content))]
     try:
@@ -206,14 +205,11 @@ def _archives(folder: Path) -> list[Path]:
 
 
 def _unpack(archive: Path, missing: Mapping[str, int], scratch: Path, found: dict[int, Path]) -> None:
-    def name_of(member: str) -> str:
-        return member.rpartition("/")[2]
-
-    for member, content in read_texts(archive, lambda member: name_of(member) in missing):
-        number, path = missing[name_of(member)], scratch / name_of(member)
-        if number not in found:
+    for member, content in read_texts(archive, lambda member: Path(member).name in missing):
+        path = scratch / Path(member).name
+        if missing[path.name] not in found:
             path.write_bytes(content)
-            found[number] = path
+            found[missing[path.name]] = path
 
 
 def _fetch(numbers: Sequence[int], folder: Path, mirror: str, found: dict[int, Path], quiet: bool) -> set[int]:

@@ -17,19 +17,18 @@ def data_root(option: str | None = None) -> Path:
         if not given.is_dir():
             raise LabError(f"--data-root: there is no folder {given}: correct the path, or make the folder first")
         return given
-    if configured := os.environ.get("HEBBIAN_DATA"):
-        return Path(configured).expanduser()
-    return _user_cache()
+    return _configured("HEBBIAN_DATA")
 
 
 def cache_root() -> Path:
     """Return the folder for files that are made once and read often; all of it may be deleted at any time."""
-    if configured := os.environ.get("HEBBIAN_CACHE"):
+    return _configured("HEBBIAN_CACHE")
+
+
+def _configured(variable: str) -> Path:
+    """Return the folder that an environment variable names, else the one in the user's cache folder."""
+    if configured := os.environ.get(variable):
         return Path(configured).expanduser()
-    return _user_cache()
-
-
-def _user_cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG rules say to ignore a relative path.
     base = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"

@@ -59,12 +59,12 @@ def _gather(folder: Path, workshop: Workshop) -> None:
 
 def _modules(folder: Path) -> dict[str, Path]:
     """Return the source files by their names in the library."""
-    every = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
-    return {name.as_posix(): path for name, path in every if _taken(name.parts)}
-
-
-def _taken(parts: tuple[str, ...]) -> bool:
-    return not (LEFT_OUT.intersection(parts) or any(part.startswith(OF_THE_BUILD) for part in parts))
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        if not any(part in LEFT_OUT or part.startswith(OF_THE_BUILD) for part in name.parts):
+            found[name.as_posix()] = path
+    return found
 
 
 def split_of(module: str) -> str:
@@ -77,12 +77,10 @@ def _tokenise(module: tuple[str, Path]) -> list[tuple[str, Encoded]]:
     name, path = module
     with readable(path):
         content = path.read_bytes()
-    encoded = Encoded()
     try:
-        encoded.add(code_tokens(content))
+        return [(split_of(name), Encoded(code_tokens(content)))]
     except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
         raise LabError(f"{path} is not Python of this version ({error}): repair this Python's library") from error
-    return [(split_of(name), encoded)]
 
 
 def code_tokens(content: bytes) -> Iterator[str]:

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.settings import REQUIRED, choice, integer, setting
-from hebbian_softmax.lab.data.corpus import EOS, SPLITS
+from hebbian_softmax.lab.data.corpus import EOS, SPLITS, describe
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
-from hebbian_softmax.lab.data.tokenise import find_punkt, nltk_version, tokeniser
+from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
@@ -85,8 +85,7 @@ def _identity(options: Options, split: str) -> str:
 def _gather(options: Options, part: int, workshop: Workshop) -> None:
     workshop.notes["places"] = {split: str(Path(getattr(options, split)).absolute()) for split in SPLITS}
     if options.tokens == "nltk":
-        find_punkt(workshop.data_root, workshop.quiet)
-        workshop.notes["nltk"] = nltk_version()
+        workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     pieces = (
         (split, options.tokens, *piece)
         for split in SPLITS
@@ -125,9 +124,7 @@ def cut(file: IO[bytes], by_lines: bool, part: int = PART) -> Iterator[tuple[int
 def _tokenise(piece: tuple[str, str, str, int, bytes]) -> list[tuple[str, Encoded]]:
     split, tokens, name, first, content = piece
     text = _decode(name, first, content)
-    encoded = Encoded()
-    encoded.add(tokeniser().tokens(text) if tokens == "nltk" else split_at_spaces(text))
-    return [(split, encoded)]
+    return [(split, Encoded(tokeniser().tokens(text) if tokens == "nltk" else split_at_spaces(text)))]
 
 
 def split_at_spaces(text: str) -> Iterator[str]:
@@ -217,8 +214,7 @@ def digest(place: Path) -> str:
     """Return the checksum of a file, or of all texts in a folder and their names."""
     with readable(place):
         if not place.is_dir():
-            with open(place, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            return str(describe(place)["sha256"])
         total = hashlib.sha256()
         for name, content in read_texts(place):
             total.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode())

@@ -43,8 +43,11 @@ _UNLIKE_INNER = re.compile(r"(?:'|\"(?![A-Za-z]))")
 _PLAIN_LAST = re.compile(r"([A-Za-z]+)([.?!][\"'”’)]?)")
 
 
-def find_punkt(data_root: Path, quiet: bool = False) -> None:
-    """Make NLTK find its English sentence model: in NLTK_DATA, in `nltk_data` under the data root, or downloaded."""
+def find_punkt(data_root: Path, quiet: bool = False) -> str:
+    """Make NLTK find its English sentence model: in NLTK_DATA, in `nltk_data` under the data root, or downloaded.
+
+    Return the version of NLTK for the manifest: another version may give other tokens.
+    """
     require("nltk")
     import nltk
 
@@ -59,6 +62,7 @@ def find_punkt(data_root: Path, quiet: bool = False) -> None:
                 f"{archive} does not hold NLTK's English sentence model: delete it and it will be downloaded again, or "
                 "name a folder that has the model with NLTK_DATA"
             )
+    return str(nltk.__version__)
 
 
 def _has_model() -> bool:
@@ -137,13 +141,6 @@ class Tokeniser:
 def tokeniser() -> Tokeniser:
     """Return the tokeniser of this process: answers remembered from one text are useful for the next."""
     return Tokeniser()
-
-
-def nltk_version() -> str:
-    """Return the version of NLTK for the manifest: another version may give other tokens."""
-    import nltk
-
-    return str(nltk.__version__)
 
 
 def _add_pieces(sentence: str, pieces: list[str]) -> None:

@@ -7,7 +7,7 @@ counted, the vocabulary is chosen, and the files are read again to give every wo
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,21 +20,20 @@ NEVER = 0  # the day of a word that does not occur in training
 class Encoded:
     """The documents of one piece of work as ids, and the words that the ids stand for in order of first occurrence."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+    def __init__(self, *documents: Iterable[str]) -> None:
+        """Begin with documents that have no date."""
+        self.numbers: dict[str, int] = {}  # the id of each word
         self._latest = NEVER
         self.ids = array("i")
         self.starts: list[int] = []  # where each document begins
         self.days: list[int] = []  # the date of each document as `datetime.date.toordinal`, NEVER if it has none
         self.first_days: list[int] = []  # for each word, the first day of a document that has it
-
-    @property
-    def words(self) -> list[str]:
-        return list(self._numbers)
+        for tokens in documents:
+            self.add(tokens)
 
     def add(self, tokens: Iterable[str], day: int = NEVER) -> None:
         """Append a document."""
-        numbers = self._numbers
+        numbers = self.numbers
         ids = [numbers.setdefault(token, len(numbers)) for token in tokens]
         self.first_days += [day] * (len(numbers) - len(self.first_days))
         if day < self._latest:  # documents are not in the order of time
@@ -46,16 +45,14 @@ class Encoded:
         self.ids.extend(ids)
 
 
-@dataclass
 class Gathered:
-    """All documents of a corpus as provisional ids, in one file for each split."""
+    """All documents of a corpus as provisional ids, in one file of `folder` for each split."""
 
-    folder: Path
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         import numpy as np
 
+        self.folder = folder
+        self.tokens = dict.fromkeys(SPLITS, 0)
         self._numbers: dict[str, int] = {}
         self._counts = np.zeros(0, np.int64)
         self._first_days = np.zeros(0, np.int32)
@@ -67,7 +64,7 @@ class Gathered:
         """Append the documents of one piece of work."""
         import numpy as np
 
-        numbers, words = self._numbers, encoded.words
+        numbers, words = self._numbers, encoded.numbers
         table = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
         if (more := len(numbers) - len(self._counts)) > 0:
             # The arrays grow in large steps: copying them for each piece would take longer than all the rest.

@@ -56,19 +56,26 @@ WIKITEXT_103 = _kind(
 
 
 def _gather(official: Official, workshop: Workshop) -> None:
-    places = _find(official, workshop.data_root, workshop.quiet)
-    workshop.note(_by_name(places))
+    places = _look(official, workshop.data_root)
+    if len(places) < len(SPLITS):
+        archive = workshop.data_root / official.name / f"{official.name}-v1.zip"
+        try:
+            download(ADDRESS + archive.name, archive, quiet=workshop.quiet)
+        except LabError as error:
+            if not places:
+                raise
+            missing = " and ".join(f"wiki.{split}.tokens" for split in SPLITS if split not in places)
+            message = f"{archive.parent} has no {missing}, and the whole archive cannot be had: {error}"
+            raise LabError(message) from error
+        places = dict.fromkeys(SPLITS, archive)
+    workshop.note({path.name: path for path in places.values()})
     parts = ((split, str(path), part) for split, path in places.items() for part in _parts(official, split, path))
     workshop.tokenise(_tokenise, parts, None)
 
 
 def _at_hand(official: Official, root: Path) -> dict[str, Path]:
     places = _look(official, root)
-    return _by_name(places) if len(places) == len(SPLITS) else {}
-
-
-def _by_name(places: dict[str, Path]) -> dict[str, Path]:
-    return {path.name: path for path in places.values()}
+    return {path.name: path for path in places.values()} if len(places) == len(SPLITS) else {}
 
 
 def _look(official: Official, root: Path) -> dict[str, Path]:
@@ -83,21 +90,6 @@ def _look(official: Official, root: Path) -> dict[str, Path]:
             if path.exists():
                 texts[split] = path
     return texts
-
-
-def _find(official: Official, root: Path, quiet: bool) -> dict[str, Path]:
-    """Return the file that holds each split; download the archive if one is missing."""
-    if len(texts := _look(official, root)) == len(SPLITS):
-        return texts
-    folder, archive = root / official.name, f"{official.name}-v1.zip"
-    try:
-        download(ADDRESS + archive, folder / archive, quiet=quiet)
-    except LabError as error:
-        if texts:
-            missing = " and ".join(f"wiki.{split}.tokens" for split in SPLITS if split not in texts)
-            raise LabError(f"{folder} has no {missing}, and the whole archive cannot be had: {error}") from error
-        raise
-    return dict.fromkeys(SPLITS, folder / archive)
 
 
 def _parts(official: Official, split: str, path: Path) -> Iterator[bytes]:
@@ -129,9 +121,7 @@ def _tokenise(part: tuple[str, str, bytes]) -> list[tuple[str, Encoded]]:
         raise LabError(
             f"{path} holds bytes in its {split} split that are not UTF-8 ({error}): replace it with the official file"
         ) from error
-    encoded = Encoded()
-    encoded.add(split_at_spaces(text))
-    return [(split, encoded)]
+    return [(split, Encoded(split_at_spaces(text)))]
 
 
 def _check(official: Official, workshop: Workshop, words: int) -> None:
