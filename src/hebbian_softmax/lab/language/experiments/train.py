@@ -271,10 +271,7 @@ def suggest(name: str, settings: Settings, steps: int) -> list[str]:
     else:
         literal = replace(settings, rule_scale="1", center=False, rate="paper")
         later = replace(settings, start=min(500, steps // 4))
-        variations += [
-            (literal, "the paper's literal rule"),
-            (later, "memorise once the activations have settled"),
-        ]
+        variations += [(literal, "the paper's literal rule"), (later, "memorise once the activations have settled")]
     return [
         f"{' '.join([f'hebbian {verb} {name}', *as_options(varied)])}  # {remark}"
         for varied, remark in variations

@@ -251,10 +251,7 @@ def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
     found = {}
     for name, members in sets.items():
         chosen = losses[members[ids]]
-        found[name] = {
-            "words": len(chosen),
-            "perplexity": perplexity(chosen.mean().item()) if len(chosen) else None,
-        }
+        found[name] = {"words": len(chosen), "perplexity": perplexity(chosen.mean().item()) if len(chosen) else None}
     return found
 
 

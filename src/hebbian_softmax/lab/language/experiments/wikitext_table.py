@@ -6,12 +6,7 @@ Both can measure the final models with memories; the first does so unless `--mem
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.language.experiments.memories import (
-    MemorySettings,
-    WithMemories,
-    memories_setting,
-    with_grids,
-)
+from hebbian_softmax.lab.language.experiments.memories import MemorySettings, WithMemories, memories_setting, with_grids
 from hebbian_softmax.lab.language.experiments.tables import (
     chosen_tables,
     frequency_table,

@@ -180,9 +180,7 @@ def change_by_word(corpus: str, ids: Any, before: Any, after: Any) -> Changes:
     totals = np.bincount(place.reshape(-1), weights=difference, minlength=len(found))
     words = found.tolist()
     return Changes(
-        corpus,
-        dict(zip(words, occurrences.tolist(), strict=True)),
-        dict(zip(words, totals.tolist(), strict=True)),
+        corpus, dict(zip(words, occurrences.tolist(), strict=True)), dict(zip(words, totals.tolist(), strict=True))
     )
 
 
