@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 import pytest
@@ -12,7 +12,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.language.experiments.sweep import SweepSettings
 from hebbian_softmax.lab.language.experiments.tables import tuning_tables
-from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial, as_stored
+from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
     LITERAL,
@@ -101,7 +101,7 @@ def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
         name=trial.name,
         part=trial.part,
         title=trial.title,
-        settings=as_stored(trial.settings),
+        settings=asdict(trial.settings),
         corpus={"name": "toy", "fingerprint": "f", "vocabulary": 9, "settings": {}},
         steps=10,
         words=100,

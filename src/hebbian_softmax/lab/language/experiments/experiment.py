@@ -221,10 +221,11 @@ class Reproduction(Experiment[R]):
 
     settings_type: type[R]
     """The experiment's own settings."""
-    corpus: str
+    corpus = "wikitext-103"
     """The paper's corpus, which `--corpus` replaces."""
-    epochs: float
+    epochs: float = 90
     """Passes over the training text in the paper."""
+    hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"
     left_out: tuple[str, ...] = ()
     """Further options of `hebbian train` that the experiment decides itself."""
     rules = (LITERAL, CORRECTED)

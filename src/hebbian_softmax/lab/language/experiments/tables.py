@@ -102,8 +102,8 @@ def frequency_table(outcomes: Sequence[Outcome], buckets: Sequence[str] = BUCKET
             cells: list[Cell] = [spread_cell([_bucket(each, bucket) for each in scores]) for bucket in (*buckets, ALL)]
             if any(cells):  # Older runs kept only the totals of models with memories.
                 rows.append([name, *cells])
-    paper = FREQUENCY_TABLE.get(paper_corpus(corpus_kind(outcomes)), ())
-    rows += [[row.title, *(row.cells.get(bucket) for bucket in (*buckets, ALL))] for row in paper]
+    paper = FREQUENCY_TABLE.get(paper_corpus(corpus_kind(outcomes)), {})
+    rows += [[title, *(cells.get(bucket) for bucket in (*buckets, ALL))] for title, cells in paper.items()]
     corpus = outcomes[0].corpus["name"]
     return Table(f"Test perplexity on {corpus} by training occurrences of the word", ["", *buckets, ALL], rows)
 
