@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hebbian_softmax.lab.language.names import HEBBIAN
-from hebbian_softmax.lab.language.report.curves import below_from, curve_panels, draw_curves, mean_curve, points
+from hebbian_softmax.lab.language.report.curves import below_from, curve_panels, mean_curve, points
 
 
 def log(*values: float | None, name: str = "valid_perplexity") -> list[dict[str, Any]]:
@@ -43,7 +43,3 @@ def test_what_is_drawn() -> None:
     assert one.high[2] == 9.0
     assert (list(two.y), list(none.y), list(other.y)) == ([], [], [50.0])
     assert other.low == ()
-
-
-def test_it_is_a_png() -> None:
-    assert draw_curves({"a": [log(5.0, 4.0)]}).startswith(b"\x89PNG")
