@@ -296,36 +296,31 @@ def run(tmp_path: Path) -> Run:
     return create_run(tmp_path, "toy", "toy", {})
 
 
-def settle(run: Run, made: list[WordTask] | None = None, **changes: Any) -> int:
-    given = settings(Settings, **changes)
+def settle(run: Run, **changes: Any) -> tuple[int, int]:
+    """Return the number of steps, and the number of tasks that were made to measure the speed."""
+    given, made = settings(Settings, **changes), []
 
     def make(steps: int) -> WordTask:
-        task = WordTask(corpus(), given, {ONLY: True}, steps=steps, device=device())
-        if made is not None:
-            made.append(task)
-        return task
+        made.append(WordTask(corpus(), given, {ONLY: True}, steps=steps, device=device()))
+        return made[-1]
 
     steps = settle_steps(run, corpus(), given, make, time.monotonic())
     keep_steps(run, steps)
-    return steps
+    return steps, len(made)
 
 
 def test_steps_or_epochs(tmp_path: Path) -> None:
     for changes, expected in (({"steps": 7}, 7), ({"epochs": 2.0}, 78), ({"epochs": 0.0}, 1)):
-        made: list[WordTask] = []
         run = create_run(tmp_path, "toy", "toy", {})
-        assert settle(run, made, **changes) == expected
-        assert not made
+        assert settle(run, **changes) == (expected, 0)
         assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": expected}
 
 
 def test_a_measured_number_is_kept(run: Run) -> None:
-    made: list[WordTask] = []
-    steps = settle(run, made, max_seconds=15.0, evaluations=1)
-    assert steps > 1
-    assert json.loads((run.path / STEPS_FILE).read_bytes())["steps"] == steps
-    assert settle(run, made, max_seconds=15.0, evaluations=1) == steps
-    assert len(made) == 1  # only the first time
+    steps, measured = settle(run, max_seconds=15.0, evaluations=1)
+    assert (steps > 1, measured) == (True, 1)
+    assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": steps}
+    assert settle(run, max_seconds=15.0, evaluations=1) == (steps, 0)
 
 
 def test_what_a_device_takes_to_get_warm_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +367,7 @@ def test_a_damaged_plan_is_one_clear_line(run: Run, text: str) -> None:
 def test_a_plan_of_an_older_version_is_kept(run: Run) -> None:
     speed = {"step": 0.1, "evaluation": 2.0, "final": 7.0, "spent": 10.0}
     (run.path / STEPS_FILE).write_text(json.dumps({"steps": 7, "measured": speed}))
-    assert settle(run, max_seconds=15.0) == 7
+    assert settle(run, max_seconds=15.0) == (7, 0)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed")

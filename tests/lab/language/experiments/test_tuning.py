@@ -97,23 +97,10 @@ def test_the_rule_gets_as_many_settings_as_the_lstm(count: int, rules: int) -> N
 
 
 def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
-    return Outcome(
-        name=trial.name,
-        part=trial.part,
-        title=trial.title,
-        settings=asdict(trial.settings),
-        corpus={"name": "toy", "fingerprint": "f", "vocabulary": 9, "settings": {}},
-        steps=10,
-        words=100,
-        seconds=1.0,
-        device="cpu",
-        diverged=math.isinf(valid),
-        curve=[
-            {"step": 5, "words": 50, "valid_perplexity": 1.0},
-            {"step": 10, "words": 100, "valid_perplexity": valid},
-        ],
-        scores={"test": {"perplexity": test}},
-    )
+    corpus = {"name": "toy", "fingerprint": "f", "vocabulary": 9, "settings": {}}
+    curve = [{"valid_perplexity": 1.0}, {"valid_perplexity": valid}]
+    of_trial = (trial.name, trial.part, trial.title, asdict(trial.settings), corpus)
+    return Outcome(*of_trial, 10, 100, 1.0, "cpu", math.isinf(valid), curve, {"test": {"perplexity": test}})
 
 
 class FakeBench:

@@ -17,14 +17,13 @@ from hebbian_softmax.lab.language.report.words import (
     SHOWN,
     Beside,
     Model,
-    Words,
     change_by_word,
     changes_of,
     compare_words,
+    corpus_of,
     models_of,
     pairs_of,
     tabulate_changes,
-    vocabulary_of,
 )
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.toy import corpus, prepared
@@ -181,11 +180,11 @@ def test_sums_and_counts_are_those_of_a_loop() -> None:
     assert found.occurrences == many
     assert found.total == pytest.approx(total)
 
-    words = Words([f"w{number}" for number in range(30)], [100 - number for number in range(30)])
-    gained, lost = tabulate_changes(found, words, "here")
+    made = corpus(30)
+    gained, lost = tabulate_changes(found, made, "here")
     best, *_, worst = sorted(total, key=lambda word: total[word])
     of_best = [f"{total[best]:+.2f}", f"{total[best] / many[best]:+.3f}"]
-    assert gained.rows[0] == [f"w{best}", many[best], 100 - best, *of_best]
+    assert gained.rows[0] == [f"w{best}", many[best], made.counts[best].item(), *of_best]
     assert lost.rows[0][0] == f"w{worst}"
     sums = [float(str(row[3])) for row in gained.rows]
     assert sums == sorted(sums)
@@ -211,19 +210,19 @@ def test_only_the_same_text_is_compared(tmp_path: Path) -> None:
         changes_of(first, second, "test", [])
 
 
-def test_the_vocabulary_is_found_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_found_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
     made = prepared(tmp_path / "cache" / "corpora" / "mine")
     by_name = create_run(tmp_path, "a", "train mine", {"corpus": "somewhere else"})
-    words = vocabulary_of(by_name, made.fingerprint)
-    assert words is not None
-    assert (list(words.names), list(words.counts)) == (list(made.words), made.counts.tolist())
-    assert vocabulary_of(by_name, "another") is None
+    found = corpus_of(by_name, made.fingerprint)
+    assert found is not None
+    assert (list(found.words), found.counts.tolist()) == (list(made.words), made.counts.tolist())
+    assert corpus_of(by_name, "another") is None
     elsewhere = prepared(tmp_path / "own")
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "empty"))
     by_folder = create_run(tmp_path, "b", "train corpus", {"corpus": str(tmp_path / "own")})
-    assert vocabulary_of(by_folder, elsewhere.fingerprint) is not None
+    assert corpus_of(by_folder, elsewhere.fingerprint) is not None
     made_up = create_run(tmp_path, "c", "train zipf", {"vocabulary": 40, "tokens": 800})
-    found = vocabulary_of(made_up, corpus().fingerprint)
+    found = corpus_of(made_up, corpus().fingerprint)
     assert found is not None
-    assert found.names[3] == "w3"
+    assert found.words[3] == "w3"

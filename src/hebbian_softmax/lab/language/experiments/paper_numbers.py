@@ -35,8 +35,3 @@ FREQUENCY_TABLE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 """Table 2: test perplexity as the paper prints it, by corpus, title of the row (first the plain softmax) and column."""
 STAND_INS = {"wikitext-2": "wikitext-103", "reuters": "gigaword"}
 """Freely available corpora, and the paper's corpora that are most like them."""
-
-
-def paper_corpus(corpus: str) -> str:
-    """Return the paper's corpus that `corpus` is compared with: itself, or the one it stands in for."""
-    return STAND_INS.get(corpus, corpus)

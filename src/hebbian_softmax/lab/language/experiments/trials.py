@@ -153,17 +153,13 @@ class Bench:
                     seconds = train_task(task, run, deadline=self.deadline, label=label, quiet=self.quiet)
                 except DivergedError:  # The numbers of the training became infinite or nan.
                     seconds, diverged = time.monotonic() - began, True
+                described = {"name": corpus.name, "fingerprint": corpus.fingerprint, "vocabulary": len(corpus.words)}
                 outcome = Outcome(
                     name=trial.name,
                     part=trial.part,
                     title=trial.title,
                     settings=asdict(settings),
-                    corpus={
-                        "name": corpus.name,
-                        "fingerprint": corpus.fingerprint,
-                        "vocabulary": len(corpus.words),
-                        "settings": dict(corpus.settings),
-                    },
+                    corpus={**described, "settings": dict(corpus.settings)},
                     steps=steps,
                     words=steps * task.step_words,
                     seconds=round(seconds, 3),
@@ -191,10 +187,9 @@ class Bench:
         outcome = replace(outcome, scores=as_plain(scores)[ONLY.key], sets=kept, more=more)
         summary = f"{trial.title}: {outcome.steps:,} steps of the trial {trial.name}."
         summary += " Its numbers became infinite or nan." if outcome.diverged else ""
-        record = asdict(outcome)
-        metrics = {"scores": as_plain(scores), "trial": record}
+        metrics = {"scores": as_plain(scores), "trial": asdict(outcome)}
         save_result(run, Result(trial.title, summary, metrics, tabulate(scores, corpus), [], []), {})
-        return Outcome(**json.loads(to_json(record)))  # A resumed run reads the same values from the file.
+        return Outcome(**json.loads(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
 
     def _corpus(self, settings: TrainSettings) -> tuple[Corpus, WordSets]:
         if self._opened is None:

@@ -1,6 +1,7 @@
 """Learning curves: perplexity against training words, as in the paper's figure 4 and in its appendices."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hebbian_softmax.lab.base.statistics import mean_and_spread
@@ -18,21 +19,12 @@ CAPTION = (
 BANDS = " Lines are means over seeds, bands two standard deviations."
 
 
-def points(log: Log, name: str) -> list[tuple[float, float]]:
-    """Return training words and the value `name` of each record that has both."""
-    return [
-        (record["words"], record[name])
-        for record in log
-        if "words" in record and isinstance(record.get(name), int | float)
-    ]
-
-
 def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float]]:
     """Return words, the mean over seeds and the standard deviation, for the words at which all seeds have a value."""
     values: dict[float, list[float]] = {}
-    for log in logs:
-        for words, value in points(log, name):
-            values.setdefault(words, []).append(value)
+    for record in chain.from_iterable(logs):
+        if "words" in record and isinstance(record.get(name), int | float):
+            values.setdefault(record["words"], []).append(record[name])
     return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
 
 

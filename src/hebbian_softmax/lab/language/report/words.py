@@ -1,8 +1,4 @@
-"""Language models beside each other: learning curves, perplexity by frequency, and the words that gained and lost most.
-
-Everything comes from the run folders of `hebbian train` and `hebbian compare`: the log, the scores, and the loss of
-every word of a text.
-"""
+"""Models of `hebbian train` and `compare` beside each other: curves, perplexities, words that gained and lost most."""
 
 import json
 import zipfile
@@ -14,7 +10,7 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.data.corpus import MANIFEST, open_corpus, prepared
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, open_corpus, prepared
 from hebbian_softmax.lab.language.evaluation import words_file
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
@@ -58,14 +54,6 @@ class Changes:
     total: Mapping[int, float]
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words of a vocabulary and their occurrences in training, by id."""
-
-    names: Sequence[str]
-    counts: Sequence[int]
-
-
 def models_of(runs: Sequence[Run]) -> list[Model]:
     """Return the language models of runs; runs of other experiments have none."""
     found = []
@@ -100,11 +88,11 @@ def compare_words(runs: Sequence[Run]) -> Beside:
     for before, after in pairs_of(models):
         if (changes := _changes(before, after, notes)) is not None:
             split, found = changes
-            vocabulary = vocabulary_of(before.run, found.corpus)
-            if vocabulary is None:
+            corpus = corpus_of(before.run, found.corpus)
+            if corpus is None:
                 notes.append(f"the vocabulary of corpus {found.corpus} cannot be found: words are shown by their ids")
             title = f"on the {TEXTS[split]} text, from {before.label} to {after.label}"
-            tables += tabulate_changes(found, vocabulary, title)
+            tables += tabulate_changes(found, corpus, title)
     drawn = len(runs) == 1 and runs[0].result() is not None  # a finished run has this figure already
     if not drawn and any(model.run.records() for model in models):
         curves = {model.label: [model.run.records()] for model in models}
@@ -169,17 +157,17 @@ def change_by_word(corpus: str, ids: Any, before: Any, after: Any) -> Changes:
     """Sum the changes over the occurrences of each word."""
     import numpy as np
 
-    found, place, *counted = np.unique(ids, return_inverse=True, return_counts=True)
-    counted.append(np.bincount(place.reshape(-1), weights=after.astype("f8") - before.astype("f8")))
-    return Changes(corpus, *(dict(zip(found.tolist(), each.tolist(), strict=True)) for each in counted))
+    found, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    totals = np.bincount(place.reshape(-1), weights=after.astype("f8") - before.astype("f8"))
+    return Changes(corpus, *(dict(zip(found.tolist(), each.tolist(), strict=True)) for each in (occurrences, totals)))
 
 
-def tabulate_changes(changes: Changes, words: Words | None, title: str) -> list[Table]:
+def tabulate_changes(changes: Changes, corpus: Corpus | None, title: str) -> list[Table]:
     """Return the words whose losses fell most in all, and those whose losses rose most."""
     columns = ["word", "occurrences", "in training", "change of loss, sum", "mean"]
 
     def row(word: int) -> list[Cell]:
-        name, trained = (f"#{word}", None) if words is None else (words.names[word], words.counts[word])
+        name, trained = (f"#{word}", None) if corpus is None else (corpus.words[word], int(corpus.counts[word]))
         total, many = changes.total[word], changes.occurrences[word]
         return [name, many, trained, f"{total:+.2f}", f"{total / many:+.3f}"]
 
@@ -192,11 +180,11 @@ def tabulate_changes(changes: Changes, words: Words | None, title: str) -> list[
     ]
 
 
-def vocabulary_of(run: Run, fingerprint: str) -> Words | None:
-    """Return the vocabulary of the corpus with this fingerprint if it is on this machine; download nothing."""
+def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
+    """Return the corpus of a run if one with this fingerprint is on this machine; download nothing."""
     if {"vocabulary", "tokens"} <= set(run.settings):
         made = zipf_corpus(int(run.settings["vocabulary"]), int(run.settings["tokens"]))
-        return Words(made.words, made.counts.tolist()) if made.fingerprint == fingerprint else None
+        return made if made.fingerprint == fingerprint else None
     given = Path(str(run.settings.get("corpus") or ""))
     folders = [given] if (given / MANIFEST).exists() else []
     for folder in [*folders, *prepared()]:
@@ -205,7 +193,7 @@ def vocabulary_of(run: Run, fingerprint: str) -> Words | None:
         except LabError:
             continue  # a damaged corpus cannot be the one
         if corpus.fingerprint == fingerprint:
-            return Words(corpus.words, corpus.counts.tolist())
+            return corpus
     return None
 
 
