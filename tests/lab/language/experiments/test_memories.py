@@ -49,15 +49,14 @@ def test_rows_are_those_that_evaluate_finds_with_the_same_grids(
         alone, *rows = json.loads(capsys.readouterr().out)["memories"]["model"]
         assert totals[head + remark]["change on test by memories"] is None
         for row, more in zip(rows, ("Cache", "Cache + MbPA"), strict=True):
-            scores = row["scores"]
-            found = totals[f"{head} + {more}{remark}"]
-            assert found["validation"] == shown(scores["valid"]["perplexity"])
-            assert found["test"] == shown(scores["test"]["perplexity"])
-            change = 100 * (scores["test"]["perplexity"] / alone["scores"]["test"]["perplexity"] - 1)
-            assert found["change on test by memories"] == f"{change:+.1f} %"
-            of_buckets = scores["test"]["bucket_perplexity"]
-            expected = {name: None if of_buckets[name] is None else shown(of_buckets[name]) for name in BUCKETS}
-            assert buckets[f"{title} + {more}"] == {**expected, "all": found["test"]}
+            valid, test = (row["scores"][split] for split in ("valid", "test"))
+            change = 100 * (test["perplexity"] / alone["scores"]["test"]["perplexity"] - 1)
+            cells = [shown(valid["perplexity"]), shown(test["perplexity"]), f"{change:+.1f} %"]
+            assert list(totals[f"{head} + {more}{remark}"].values()) == cells
+            by_bucket = {
+                name: None if value is None else shown(value) for name, value in test["bucket_perplexity"].items()
+            }
+            assert buckets[f"{title} + {more}"] == {**by_bucket, "all": cells[1]}
             cache = chosen[f"{title} + {more}"]["θ, n, λ of the cache"]
             assert cache == f"{row['cache']['theta']:g}, {row['cache']['size']:,}, {row['cache']['share']:g}"
         k, steps, rate, *_, share = chosen[f"{title} + {more}"]["K, steps, α, β, λ of MbPA"].split(", ")

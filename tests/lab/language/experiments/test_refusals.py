@@ -69,8 +69,7 @@ def test_a_damaged_id_is_found_before_it_is_trained_on(value: int, tmp_path: Pat
 def test_a_text_that_is_too_short_is_one_clear_line(split: str, length: int, tmp_path: Path, refusal: Refusal) -> None:
     prepared(tmp_path / "short", **{split: torch.zeros(length, dtype=torch.int32)})
     error = refusal("train", tmp_path / "short", *FEW, "--quiet", "--runs", tmp_path / "runs")
-    assert str(tmp_path / "short") in error
-    assert f"has {length} words" in error
+    assert re.search(f"{tmp_path / 'short'}.* has {length} words", error)
     assert not list((tmp_path / "runs").iterdir())
 
 

@@ -298,7 +298,8 @@ def run(tmp_path: Path) -> Run:
 
 def settle(run: Run, **changes: Any) -> tuple[int, int]:
     """Return the number of steps, and the number of tasks that were made to measure the speed."""
-    given, made = settings(Settings, **changes), []
+    given = settings(Settings, **changes)
+    made: list[WordTask] = []
 
     def make(steps: int) -> WordTask:
         made.append(WordTask(corpus(), given, {ONLY: True}, steps=steps, device=device()))

@@ -42,4 +42,4 @@ def test_what_is_drawn() -> None:
     assert one.low[1] == pytest.approx(11 - 2 * 2**0.5)
     assert one.high[2] == 9.0
     assert (list(two.y), list(none.y), list(other.y)) == ([], [], [50.0])
-    assert other.low == ()
+    assert not other.low

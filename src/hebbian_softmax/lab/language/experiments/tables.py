@@ -10,7 +10,7 @@ from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import LSTM, RULE, SEED, as_text, best_of
 from hebbian_softmax.lab.language.memories.outcome import GRID
 from hebbian_softmax.lab.language.memories.settings import KINDS
-from hebbian_softmax.lab.language.names import PLAIN
+from hebbian_softmax.lab.language.names import PLAIN, TEXTS
 from hebbian_softmax.lab.language.report.perplexities import apart, change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -136,13 +136,10 @@ def set_table(outcomes: Sequence[Outcome], name: str, short: str, described: str
     plain = [_in_set(each, "test", name) for each in groups[PLAIN.title]]
     rows: list[list[Cell]] = []
     for title, group in groups.items():
-        cells: list[Cell] = []
-        for split in ("valid", "test"):
-            cells.append(spread_cell(perplexities(group, split)))
-            cells.append(spread_cell([_in_set(each, split, name) for each in group]))
-        change = None if title == PLAIN.title else change_cell(plain, [_in_set(each, "test", name) for each in group])
-        rows.append([title, *cells, change])
-    valid, test = (known[split][name]["words"] if split in known else 0 for split in ("valid", "test"))
+        inside = {split: [_in_set(each, split, name) for each in group] for split in TEXTS}
+        cells = [spread_cell(found) for split in TEXTS for found in (perplexities(group, split), inside[split])]
+        rows.append([title, *cells, None if title == PLAIN.title else change_cell(plain, inside["test"])])
+    valid, test = (known[split][name]["words"] if split in known else 0 for split in TEXTS)
     many = f"{valid:,} of them are predicted in the validation text, {test:,} in the test text"
     columns = ["", "validation, all", f"validation, {short}", "test, all", f"test, {short}", f"change, {short}"]
     return Table(f"Perplexity on all words and on {described}; {many}", columns, rows)

@@ -147,10 +147,7 @@ class Speed:
 
 
 def measure_speed(task: WordTask, settings: Settings, began: float, sample: int = SAMPLE) -> Speed:
-    """Train, evaluate and measure with `task`, whose weights are of no use afterwards.
-
-    Reading a text is timed on its first `sample` words.
-    """
+    """Measure the speed with a task that is of no use afterwards. Reading is timed on the first `sample` words."""
 
     def finish() -> None:
         if task.windows.device.type == "cuda":

@@ -1,10 +1,8 @@
 """Tuning of language models: which settings are tried, and which of them are chosen.
 
-The paper sweeps the LSTM first (section 4.2), then T and γ of the rule with the best LSTM (4.2, WikiText-103). Here the
-LSTM is tuned with a plain softmax and each rule on top of it, all with equally many trials. The paper's own choice
-comes first in every grid, so it is among the settings tried however few they are. The setting chosen is the one with
-the lowest validation perplexity at the last evaluation. The tuning has a seed of its own, and none of its trials is
-measured on the test text.
+As in the paper (section 4.2), the LSTM is tuned first, with a plain softmax, then each rule on top of it, all with
+equally many trials. The paper's own choice comes first in every grid, so it is always tried. The lowest validation
+perplexity at the last evaluation wins. The tuning has a seed of its own and never sees the test text.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2.
-
-Both can measure the final models with memories; the first does so unless `--memories` says otherwise.
-"""
+"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2, also with memories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -43,16 +43,10 @@ def curve_panels(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelN
         lowest = min((mean for curve in curves.values() for _, mean, _ in curve), default=0.0)
         lines = []
         for label, curve in curves.items():
-            spread = any(sigma for _, _, sigma in curve)
-            lines.append(
-                Line(
-                    label,
-                    [words / 1e6 for words, _, _ in curve],
-                    [mean for _, mean, _ in curve],
-                    [max(1.0, mean - 2 * sigma) for _, mean, sigma in curve] if spread else (),
-                    [mean + 2 * sigma for _, mean, sigma in curve] if spread else (),
-                )
-            )
+            spread = curve if any(sigma for _, _, sigma in curve) else []  # Otherwise there is no band.
+            low = [max(1.0, mean - 2 * sigma) for _, mean, sigma in spread]
+            high = [mean + 2 * sigma for _, mean, sigma in spread]
+            lines.append(Line(label, [words / 1e6 for words, _, _ in curve], [mean for _, mean, _ in curve], low, high))
         seen = (0.85 * lowest, CUT * min(ends)) if ends else None
         return Panel(title, lines, y_label="validation perplexity", log_y=seen)
 
