@@ -18,7 +18,6 @@ MODULES = {
         "images.reproduce",
         "language.experiments.wikitext_table",
         "language.experiments.curves",
-        "language.experiments.objectives",
         "language.experiments.reuters",
     ),
 }

@@ -1,7 +1,12 @@
 """Miniature experiments for tests: a corpus of dated words, small models, and each experiment performed only once."""
 
 import gc
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -12,6 +17,7 @@ import pytest
 
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.data.corpus import write_corpus
+from tests import ROOT
 from tests.lab.language.commands import SIZES, call, only
 from tests.lab.language.toy import corpus
 
@@ -19,6 +25,7 @@ SMALL = f"{SIZES} --size tiny --evaluations 2 --steps 6".replace("--tensorboard 
 DAYS = {"train": "1987-02-01..1987-06-17", "valid": "1987-06-18..1987-06-29", "test": "1987-10-19..1987-10-20"}
 JUNE, LAST = date(1987, 6, 1).toordinal(), date(1987, 6, 17).toordinal()
 Reproduce = Callable[..., tuple[Run, dict[str, Any]]]
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +34,20 @@ def _little_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Call `hebbian` with arguments that it refuses, and return the last line of its error."""
+
+    def refuse(*arguments: str | Path) -> str:
+        capsys.readouterr()
+        assert call(*arguments) in (1, 2)
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        return str(error.splitlines()[-1])
+
+    return refuse
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +84,29 @@ def unfinished(run: Run, folder: Path, *trials: str) -> Run:
     for trial in trials:
         shutil.rmtree(copy / "trials" / trial)
     return open_run(copy)
+
+
+def stop_at(file: str, how: signal.Signals, runs: Path, *arguments: str | Path) -> tuple[Run, int, str]:
+    """Start `hebbian` with slow steps, and send it a signal once its run folder has a file that matches `file`.
+
+    Returns the run, the exit code, and what was written to standard error.
+    """
+    command = [sys.executable, "-m", "tests.lab.language.toy_words", "0.05", *map(str, arguments), "--runs", str(runs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not list(runs.glob(f"*/{file}")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(how)
+        _, errors = process.communicate()
+    return only(runs), process.returncode, errors
+
+
+def checkpoint_of(run: Run) -> dict[str, Any]:
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    return checkpoint
 
 
 def result_of(run: Run) -> dict[str, Any]:

@@ -1,8 +1,13 @@
-"""`hebbian train`, `compare` and `evaluate` on a corpus, as a user meets them."""
+"""`hebbian train`, `compare` and `evaluate` on a corpus, as a user meets them; stopped, killed, and on a time limit."""
 
+import importlib.util
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,24 +16,32 @@ import numpy as np
 import pytest
 import torch
 
-from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.language.experiments.train import suggest
-from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.runs import Run, create_run, open_run
+from hebbian_softmax.lab.language.experiments.train import (
+    BOARD_FOLDER,
+    STEPS_FILE,
+    Speed,
+    affordable_steps,
+    board,
+    keep_steps,
+    measure_speed,
+    settle_steps,
+    suggest,
+)
+from hebbian_softmax.lab.language.model import MODELS, LanguageModel
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import prepared_corpus
+from hebbian_softmax.lab.language.task import WordTask
 from tests import ROOT
-from tests.lab.language.commands import FEW, SIZES, call, only
+from tests.lab.language.commands import FEW, MANY, SIZES, call, only
+from tests.lab.language.experiments.conftest import Refusal, checkpoint_of, result_of, stop_at
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
-from tests.lab.language.toy import folder, prepared
+from tests.lab.language.toy import corpus, device, folder, prepared, settings
 
 __all__ = ["folder"]
-
-
-def error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +57,8 @@ def copied(trained: Run, tmp_path: Path) -> Run:
     return open_run(Path(shutil.copytree(trained.path, tmp_path / "copied")))
 
 
-def test_a_run_has_the_name_of_its_corpus(trained: Run, folder: Path) -> None:
-    assert re.fullmatch(rf"{folder.name}-\d{{8}}-\d{{6}}", trained.path.name)
-
-
 def test_training_leaves_everything_in_its_run_folder(trained: Run) -> None:
+    assert re.fullmatch(r"toy-\d{8}-\d{6}", trained.path.name)  # The corpus is in the folder `toy`.
     kept = {"valid-words.npz", "test-words.npz", "perplexity.png", "plan.json", "page.html"}
     assert {path.name for path in trained.path.iterdir()} == kept | {
         "config.json", "log.jsonl", "checkpoint.pt", "result.json",
@@ -57,8 +67,7 @@ def test_training_leaves_everything_in_its_run_folder(trained: Run) -> None:
     assert [record["step"] for record in records] == [4, 8, 12]
     assert [record["words"] for record in records] == [80, 160, 240]
     assert all(record["words_per_second"] > 0 and record["valid_perplexity"] > 1 for record in records)
-    result = trained.result()
-    assert result is not None
+    result = result_of(trained)
     scores = result["metrics"]["scores"]["model"]
     for split in ("valid", "test"):
         with np.load(trained.path / f"{split}-words.npz") as words:
@@ -68,8 +77,7 @@ def test_training_leaves_everything_in_its_run_folder(trained: Run) -> None:
 
 
 def test_evaluating_gives_the_numbers_of_the_training(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    result = trained.result()
-    assert result is not None
+    result = result_of(trained)
     assert call("evaluate", trained.path, "--json", "--quiet") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == result["metrics"]["scores"]
@@ -105,16 +113,14 @@ def test_a_comparison_has_both_beside_each_other(
     assert "Hebbian softmax" in captured.out
     assert "240/240 words" in captured.err
     run = only(tmp_path)
-    result, alone = run.result(), trained.result()
-    assert result is not None
-    assert alone is not None
-    # The Hebbian half of a comparison is the same training as that of `hebbian train`.
-    assert result["metrics"]["scores"]["hebbian"] == alone["metrics"]["scores"]["model"]
-    assert result["metrics"]["scores"]["plain"] != result["metrics"]["scores"]["hebbian"]
+    scores, alone = (result_of(each)["metrics"]["scores"] for each in (run, trained))
+    # The Hebbian half of a comparison is the same training as a run of its own.
+    assert scores["hebbian"] == alone["model"]
+    assert scores["plain"] != scores["hebbian"]
     assert (run.path / "plain-valid-words.npz").exists()
     assert call("evaluate", run.path, "--split", "valid", "--json", "--quiet") == 0
     again = json.loads(capsys.readouterr().out)["scores"]
-    assert again["plain"]["valid"] == result["metrics"]["scores"]["plain"]["valid"]
+    assert again["plain"]["valid"] == scores["plain"]["valid"]
 
 
 def test_suggestions_change_what_is_trained() -> None:
@@ -125,9 +131,7 @@ def test_suggestions_change_what_is_trained() -> None:
     assert not any("--rate" in each or "--start" in each for each in suggest("stdlib", TrainSettings(head="plain"), 30))
 
 
-def test_a_prepared_corpus_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prepared_corpus_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").symlink_to(tmp_path)  # this folder holds no corpus and must not matter
@@ -138,11 +142,9 @@ def test_a_prepared_corpus_by_its_name(
     assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as --evaluations asks for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
     assert run.path.name.startswith("mine-")
-    assert call("train", "yours", *FEW) == 2
-    assert "invalid choice: 'yours'" in error_of(capsys)
-    assert call("reproduce", "objectives", "--corpus", "yours", "--runs", tmp_path / "runs") == 1
-    assert "'yours' is no corpus: name one of wikitext-2, " in (error := error_of(capsys))
-    assert "stdlib, mine, or the folder" in error
+    assert "invalid choice: 'yours'" in refusal("train", "yours", *FEW)
+    error = refusal("reproduce", "objectives", "--corpus", "yours", "--runs", tmp_path / "runs")
+    assert re.search("'yours' is no corpus: name one of wikitext-2, .*stdlib, mine, or the folder", error)
 
 
 def test_a_folder_of_texts_does_not_hide_the_corpus_of_its_name(
@@ -165,12 +167,10 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     assert call("train", "zipf", *options.split(), "--quiet", "--runs", tmp_path) == 0
     assert time.monotonic() - began < 10
     run = only(tmp_path)
-    plan = json.loads((run.path / "plan.json").read_bytes())
+    plan = json.loads((run.path / STEPS_FILE).read_bytes())
     assert run.records()[-1]["step"] == plan["steps"] > 10
     assert not list(run.path.glob("*.npz"))
-    result = run.result()
-    assert result is not None
-    last = run.records()[-1]
+    result, last = result_of(run), run.records()[-1]
     assert result["metrics"]["last_record"] == last
     assert f"in the last record of the log: {last['valid_perplexity']:.2f}." in result["summary"]
     assert [step.rpartition("  # ")[2] for step in result["next_steps"]] == [
@@ -180,9 +180,7 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     assert len(run.records()) == 2
 
 
-def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
-    folder: Path, trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(tmp_path: Path, refusal: Refusal) -> None:
     other = tmp_path / "toy"
     prepared(other)
     assert call("train", other, *FEW, "--final", "none", "--quiet", "--runs", tmp_path / "runs") == 0
@@ -190,39 +188,24 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(
     (run.path / "result.json").unlink()
     before = (run.path / "checkpoint.pt").read_bytes()
     prepared(other, test=torch.zeros(50, dtype=torch.int32))
-    capsys.readouterr()
     for command in (["train", "corpus", "--resume", run.path], ["evaluate", run.path]):
-        assert call(*command, "--quiet") == 1
-        assert re.search(f"{run.path} cannot .*: the checkpoint is of a model of other words", error_of(capsys))
+        error = refusal(*command, "--quiet")
+        assert re.search(f"{run.path} cannot .*: the checkpoint is of a model of other words", error)
     assert (run.path / "checkpoint.pt").read_bytes() == before
 
 
-@pytest.mark.parametrize("value", [3, 2**30])
-def test_a_damaged_id_is_found_before_it_is_trained_on(
-    value: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = prepared(tmp_path / "toy")
-    ids = np.fromfile(made.path / "ids.bin", "<i4")
-    ids[int(np.argmax(ids != value))] = value  # the id of another word, or of no word
-    ids.tofile(made.path / "ids.bin")
-    assert call("train", tmp_path / "toy", *FEW, "--quiet", "--runs", tmp_path / "runs") == 1
-    assert re.search(r"toy/ids\.bin is damaged .*: delete the folder", error_of(capsys))
-    assert not list((tmp_path / "runs").iterdir())
-
-
-def test_a_checkpoint_of_other_settings_is_refused(copied: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_other_settings_is_refused(copied: Run, refusal: Refusal) -> None:
     config = json.loads((copied.path / "config.json").read_bytes())
     config["settings"]["hidden"] = 9
     (copied.path / "config.json").write_text(json.dumps(config))
     (copied.path / "result.json").unlink()
-    assert call("train", "corpus", "--resume", copied.path, "--quiet") == 1
-    assert "does not fit" in error_of(capsys)
-    assert call("evaluate", copied.path, "--quiet") == 1
-    assert re.search("is not of the settings in its config.json .*: restore the config.json", error_of(capsys))
+    assert "does not fit" in refusal("train", "corpus", "--resume", copied.path, "--quiet")
+    error = refusal("evaluate", copied.path, "--quiet")
+    assert re.search("is not of the settings in its config.json .*: restore the config.json", error)
 
 
 def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     class Breaking(WordLSTM):
         def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -231,71 +214,184 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
 
     steps_taken: list[int] = []
     monkeypatch.setitem(MODELS, "lstm", Breaking)
-    assert call("train", folder, *FEW, "--checkpoint-seconds", "0", "--quiet", "--runs", tmp_path) == 1
-    error = error_of(capsys)
+    error = refusal("train", folder, *FEW, "--checkpoint-seconds", "0", "--quiet", "--runs", tmp_path)
     assert "loss became nan at or before step 6: start a new run with a lower learning rate" in error
     assert "the checkpoint of step 5 is kept" in error
-    checkpoint = only(tmp_path).load_checkpoint()
-    assert checkpoint is not None
+    checkpoint = checkpoint_of(only(tmp_path))
     assert checkpoint["step"] == checkpoint["task"]["step"] == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "no-such-corpus"], "invalid choice"),
-        (["train", "corpus"], "which corpus?"),
-        (["train", "zipf", "--model", "perhaps"], "must be one of lstm"),
-        (["train", "zipf", "--input-dropout", "1"], "below 1"),
-        (["train", "zipf", "--epochs", "0"], "above 0"),
-        (["train", "zipf", "--rule-scale", "much"], "must be a number"),
-        (["train", "zipf", "--steps", "3", "--max-seconds", "5"], "give one of them"),
-        (["train", "zipf", "--batch", "100000"], "too few for a batch"),
-        (["evaluate", "nowhere"], "is not a run folder"),
-    ],
-)
-def test_bad_arguments_are_one_clear_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert call(*arguments) in (1, 2)
-    assert message in error_of(capsys)
-    assert not list(tmp_path.glob("runs/*"))
-
-
-def test_evaluate_on_a_device_too_small(
-    trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_on_a_device_too_small(trained: Run, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     watch_lstm(monkeypatch, out_of_memory)
-    assert call("evaluate", trained.path, "--quiet") == 1
     message = "too small for reading a text: hebbian evaluate takes less with fewer --streams or --device cpu"
-    assert message in error_of(capsys)
+    assert message in refusal("evaluate", trained.path, "--quiet")
 
 
-def test_evaluate_wants_a_language_model_with_a_checkpoint(
-    copied: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_wants_a_language_model_with_a_checkpoint(copied: Run, refusal: Refusal) -> None:
     (copied.path / "checkpoint.pt").unlink()
-    assert call("evaluate", copied.path) == 1
-    assert "is finished and has no weights" in error_of(capsys)  # resuming it would not give any
+    # Resuming this run would not give it any.
+    assert "is finished and has no weights" in refusal("evaluate", copied.path)
     (copied.path / "result.json").unlink()
-    assert call("evaluate", copied.path) == 1
-    assert "has no checkpoint yet: resume it" in error_of(capsys)
+    assert "has no checkpoint yet: resume it" in refusal("evaluate", copied.path)
     config = json.loads((copied.path / "config.json").read_bytes())
     config["command"] = "compare longtail"
     (copied.path / "config.json").write_text(json.dumps(config))
-    assert call("evaluate", copied.path) == 1
-    assert "which has no language model" in error_of(capsys)
+    assert "which has no language model" in refusal("evaluate", copied.path)
 
 
-@pytest.mark.parametrize("short", [{"train": 20}, {"valid": 1}, {"test": 1}])
-def test_a_text_that_is_too_short_is_one_clear_line(
-    short: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ((split, length),) = short.items()
-    prepared(tmp_path / "short", **{split: torch.zeros(length, dtype=torch.int32)})
-    assert call("train", tmp_path / "short", *FEW, "--quiet", "--runs", tmp_path / "runs") == 1
-    error = error_of(capsys)
-    assert str(tmp_path / "short") in error
-    assert f"has {length} words" in error
-    assert not list((tmp_path / "runs").iterdir())
+def state(run: Run) -> dict[str, Any]:
+    checkpoint = checkpoint_of(run)
+    assert checkpoint.pop("seconds") > 0
+    # Every process begins with other states of Python's and NumPy's generators, which training does not use.
+    return {**checkpoint, "random": checkpoint["random"]["torch"]}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, list | tuple):
+        for first, second in zip(one, other, strict=True):
+            assert_same(first, second)
+    else:
+        assert one == other
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("whole")
+    assert call("compare", folder, *MANY, "--quiet", "--runs", runs) == 0
+    return only(runs)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_ends_in_the_same_bits(folder: Path, whole: Run, tmp_path: Path, how: signal.Signals) -> None:
+    run, code, errors = stop_at("checkpoint.pt", how, tmp_path, "compare", folder, *MANY)
+    assert code == (-9 if how == signal.SIGKILL else 128 + how)
+    assert how == signal.SIGKILL or "all saved; go on with" in errors
+    assert 0 < checkpoint_of(run)["step"] < 30
+    assert call("compare", "corpus", "--resume", run.path, "--quiet") == 0
+    assert_same(state(run), state(whole))
+    assert result_of(run)["metrics"]["scores"] == result_of(whole)["metrics"]["scores"]
+    timed = ("seconds", "words_per_second")
+    logs = [[{k: v for k, v in r.items() if k not in timed} for r in each.records()] for each in (run, whole)]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.slow  # tests/distributed has the same without the start of three processes
+def test_torchrun_trains_with_two_processes(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["-m", "hebbian_softmax.lab.cli", "train", str(folder), *FEW, "--quiet", "--runs", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert result_of(only(tmp_path))["metrics"]["processes"] == 2
+    assert [record["step"] for record in only(tmp_path).records()] == [4, 8, 12]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return create_run(tmp_path, "toy", "toy", {})
+
+
+def settle(run: Run, **changes: Any) -> tuple[int, int]:
+    """Return the number of steps, and the number of tasks that were made to measure the speed."""
+    given = settings(Settings, **changes)
+    made: list[WordTask] = []
+
+    def make(steps: int) -> WordTask:
+        made.append(WordTask(corpus(), given, {ONLY: True}, steps=steps, device=device()))
+        return made[-1]
+
+    steps = settle_steps(run, corpus(), given, make, time.monotonic())
+    keep_steps(run, steps)
+    return steps, len(made)
+
+
+def test_steps_or_epochs(tmp_path: Path) -> None:
+    for changes, expected in (({"steps": 7}, 7), ({"epochs": 2.0}, 78), ({"epochs": 0.0}, 1)):
+        run = create_run(tmp_path, "toy", "toy", {})
+        assert settle(run, **changes) == (expected, 0)
+        assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": expected}
+
+
+def test_a_measured_number_is_kept(run: Run) -> None:
+    steps, measured = settle(run, max_seconds=15.0, evaluations=1)
+    assert (steps > 1, measured) == (True, 1)
+    assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": steps}
+    assert settle(run, max_seconds=15.0, evaluations=1) == (steps, 0)
+
+
+def test_what_a_device_takes_to_get_warm_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way to read a text takes 50 s at first, then 2 s; the first four steps 10 s each, then 1 s."""
+    now, warm, steps = 0.0, set(), 0
+
+    def take_time(model: LanguageModel, words: torch.Tensor) -> None:
+        nonlocal now, steps
+        if model.training:
+            now, steps = now + (1.0 if steps >= 4 else 10.0), steps + 1
+        else:
+            now += 2.0 if words.shape[1] in warm else 50.0
+            warm.add(words.shape[1])
+
+    watch_lstm(monkeypatch, take_time)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    given = settings(Settings, max_seconds=1000.0)
+    task = WordTask(corpus(), given, {ONLY: True}, steps=1, device=device())
+    predictions = sum(len(task.corpus.splits[split]) - 1 for split in ("valid", "test"))
+    speed = measure_speed(task, given, 0.0, sample=10)
+    assert speed == Speed(step=1.0, evaluation=2.0, final=pytest.approx(2.0 / 10 * predictions), spent=now)
+    assert now == 40 + 5 + 100 + 2 + 2 * 2
+
+
+def test_the_time_is_shared_out() -> None:
+    speed = Speed(step=0.1, evaluation=2.0, final=7.0, spent=10.0)
+    given = settings(Settings, max_seconds=100.0, evaluations=5)
+    assert affordable_steps(given, speed) == 700  # 97 s less 10, 7 and 10
+
+
+def test_too_little_time_is_one_clear_line(run: Run) -> None:
+    with pytest.raises(LabError, match=r"--max-seconds 0.01 is too short: .* fewer --evaluations"):
+        settle(run, max_seconds=0.01)
+    assert not (run.path / STEPS_FILE).exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"steps": 0, "measured": null}', '{"steps": "7"}'])
+def test_a_damaged_plan_is_one_clear_line(run: Run, text: str) -> None:
+    (run.path / STEPS_FILE).write_text(text)
+    with pytest.raises(LabError, match=r"plan\.json is damaged .*start a new run"):
+        settle(run)
+
+
+def test_a_plan_of_an_older_version_is_kept(run: Run) -> None:
+    speed = {"step": 0.1, "evaluation": 2.0, "final": 7.0, "spent": 10.0}
+    (run.path / STEPS_FILE).write_text(json.dumps({"steps": 7, "measured": speed}))
+    assert settle(run, max_seconds=15.0) == (7, 0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its protocol buffers
+def test_tensorboard_has_the_log(run: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for session in ({5: 2.0, 10: 1.0}, {10: 1.25, 15: 0.5}):  # the second resumes from step 5
+        with board(run, "auto") as logged:
+            assert logged is not None
+            for step, loss in session.items():
+                logged({"step": step, "loss": loss})
+    events = EventAccumulator(str(run.path / BOARD_FOLDER))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(5, 2.0), (10, 1.25), (15, 0.5)]
+
+
+def test_without_tensorboard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with board(run, "no") as logged:
+        assert logged is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with board(run, "auto") as logged:
+        assert logged is None
+    with pytest.raises(LabError, match="needs TensorBoard: pip install"), board(run, "yes"):
+        pass
+    assert not (run.path / BOARD_FOLDER).exists()

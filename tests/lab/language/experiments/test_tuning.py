@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 import pytest
@@ -12,7 +12,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.language.experiments.sweep import SweepSettings
 from hebbian_softmax.lab.language.experiments.tables import tuning_tables
-from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial, as_stored
+from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
     LITERAL,
@@ -97,23 +97,10 @@ def test_the_rule_gets_as_many_settings_as_the_lstm(count: int, rules: int) -> N
 
 
 def outcome_of(trial: Trial, valid: float, test: float) -> Outcome:
-    return Outcome(
-        name=trial.name,
-        part=trial.part,
-        title=trial.title,
-        settings=as_stored(trial.settings),
-        corpus={"name": "toy", "fingerprint": "f", "vocabulary": 9, "settings": {}},
-        steps=10,
-        words=100,
-        seconds=1.0,
-        device="cpu",
-        diverged=math.isinf(valid),
-        curve=[
-            {"step": 5, "words": 50, "valid_perplexity": 1.0},
-            {"step": 10, "words": 100, "valid_perplexity": valid},
-        ],
-        scores={"test": {"perplexity": test}},
-    )
+    corpus = {"name": "toy", "fingerprint": "f", "vocabulary": 9, "settings": {}}
+    curve = [{"valid_perplexity": 1.0}, {"valid_perplexity": valid}]
+    of_trial = (trial.name, trial.part, trial.title, asdict(trial.settings), corpus)
+    return Outcome(*of_trial, 10, 100, 1.0, "cpu", math.isinf(valid), curve, {"test": {"perplexity": test}})
 
 
 class FakeBench:

@@ -1,18 +1,34 @@
-"""`hebbian report` shows one run with two heads, several runs, unfinished runs, and runs of other experiments."""
+"""`hebbian report` of language models: one run or several, and the words that gained and lost most."""
 
 import json
 import math
 import shutil
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
-from hebbian_softmax.lab.language.report.words import Beside, compare_words, models_of, pairs_of
+from hebbian_softmax.lab.language.names import ONLY
+from hebbian_softmax.lab.language.report.words import (
+    SHOWN,
+    Beside,
+    Model,
+    change_by_word,
+    changes_of,
+    compare_words,
+    corpus_of,
+    models_of,
+    pairs_of,
+    tabulate_changes,
+)
 from tests.lab.language.commands import FEW, call, only
-from tests.lab.language.toy import prepared
+from tests.lab.language.toy import corpus, prepared
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +45,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return found
 
 
+@pytest.fixture
+def run(runs: dict[str, Run], tmp_path: Path) -> Run:
+    """A copy of the plain run for a test that changes it."""
+    return open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+
+
 def losses(run: Run, file: str) -> tuple[np.ndarray, np.ndarray]:
     with np.load(run.path / file) as words:
         return words["nll"].astype("f8"), words["ids"]
 
 
-def test_two_heads_of_one_run(runs: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_heads_of_one_run(runs: dict[str, Run], capsys: Capture) -> None:
     run = runs["both"]
     assert call("report", run.path) == 0
     output = capsys.readouterr().out
@@ -51,15 +73,14 @@ def test_two_heads_of_one_run(runs: dict[str, Run], capsys: pytest.CaptureFixtur
     assert not (run.path / "curves.png").exists()
 
 
-def test_runs_side_by_side(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_side_by_side(runs: dict[str, Run], tmp_path: Path, capsys: Capture) -> None:
     page = tmp_path / "side.html"
     assert call("report", runs["plain"].path, runs["both"].path, "--output", page) == 0
     output = capsys.readouterr().out
     table = output[output.index("Perplexity on the test text by training occurrences of the word") :].splitlines()
     total, _ = losses(runs["plain"], "test-words.npz")
-    assert [line.split("  ")[0] for line in table[2:5]] == [
-        "plain-run", "both-run, plain softmax", "both-run, Hebbian softmax",
-    ]  # fmt: skip
+    labels = ["plain-run", "both-run, plain softmax", "both-run, Hebbian softmax"]
+    assert [line.split("  ")[0] for line in table[2:5]] == labels
     assert table[2].split()[-1] == f"{math.exp(total.mean()):.4g}"
     assert table[2].split()[1:] == table[3].split()[3:]  # the same training, alone and in a comparison
     assert "from plain-run to both-run, Hebbian softmax" in output
@@ -79,40 +100,34 @@ def test_which_are_compared(runs: dict[str, Run]) -> None:
     assert [model.label for model in models_of([runs["plain"]])] == ["this run"]
 
 
-def test_an_unfinished_run_has_its_curve_and_other_kinds_are_let_be(runs: dict[str, Run], tmp_path: Path) -> None:
-    unfinished = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "unfinished")))
+def test_an_unfinished_run_has_its_curve_and_other_kinds_are_let_be(run: Run, tmp_path: Path) -> None:
     for name in ("result.json", "test-words.npz", "valid-words.npz"):
-        (unfinished.path / name).unlink()
-    found = compare_words([unfinished])
+        (run.path / name).unlink()
+    found = compare_words([run])
     assert (list(found.images), found.tables) == (["curves.png"], [])
-    assert call("report", unfinished.path) == 0
-    assert (unfinished.path / "curves.png").exists()
+    assert call("report", run.path) == 0
+    assert (run.path / "curves.png").exists()
     other = create_run(tmp_path, "longtail", "compare longtail", {})
     assert compare_words([other]) == compare_words([other, other]) == Beside([], {}, [])
 
 
-def test_texts_that_differ_are_noted_not_compared(
-    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = Path(shutil.copytree(runs["plain"].path, tmp_path / "other"))
+def test_texts_that_differ_are_noted_not_compared(runs: dict[str, Run], run: Run, capsys: Capture) -> None:
     for split in ("valid", "test"):
-        nll, ids = losses(open_run(other), f"{split}-words.npz")
-        np.savez(other / f"{split}-words.npz", nll=nll, ids=ids, corpus=np.array("another"), streams=np.array(1))
-    assert call("report", runs["plain"].path, other, "--markdown") == 0
+        nll, ids = losses(run, f"{split}-words.npz")
+        np.savez(run.path / f"{split}-words.npz", nll=nll, ids=ids, corpus=np.array("another"), streams=np.array(1))
+    assert call("report", runs["plain"].path, run.path, "--markdown") == 0
     captured = capsys.readouterr()
     assert "are of different texts" in captured.err
     assert "gained" not in captured.out
-    assert "| other |" in captured.out
+    assert "| run |" in captured.out
 
 
-def test_a_later_evaluation_replaces_the_runs_own(runs: dict[str, Run], tmp_path: Path) -> None:
-    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+def test_a_later_evaluation_replaces_the_runs_own(run: Run) -> None:
     score = {"words": 3, "perplexity": 7.5, "bucket_words": {}, "bucket_perplexity": {"<100": 7.5}}
-    result = run.result()
-    assert result is not None
-    own = {split: {**found, "streams": 1} for split, found in result["metrics"]["scores"]["model"].items()}
+    metrics = json.loads((run.path / "result.json").read_bytes())["metrics"]
+    own = {split: {**found, "streams": 1} for split, found in metrics["scores"]["model"].items()}
     (model,) = models_of([run])
-    for step, expected in ((result["metrics"]["steps"], {**score, "streams": 4}), (5, own["test"])):
+    for step, expected in ((metrics["steps"], {**score, "streams": 4}), (5, own["test"])):
         # The evaluation at step 5 is older than the measurement at the end of the run.
         evaluation = {"step": step, "streams": 4, "scores": {"model": {"test": score}}}
         (run.path / "evaluation.json").write_text(json.dumps(evaluation))
@@ -120,10 +135,7 @@ def test_a_later_evaluation_replaces_the_runs_own(runs: dict[str, Run], tmp_path
         assert model.score("valid") == own["valid"]
 
 
-def test_texts_read_in_other_parts_are_said_to_be(
-    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+def test_texts_read_in_other_parts_are_said_to_be(runs: dict[str, Run], run: Run, capsys: Capture) -> None:
     assert call("evaluate", run.path, "--streams", "3", "--quiet") == 0
     assert call("report", run.path, runs["plain"].path, "--markdown") == 0
     captured = capsys.readouterr()
@@ -133,9 +145,8 @@ def test_texts_read_in_other_parts_are_said_to_be(
 
 
 def test_an_evaluation_with_memories_leaves_the_models_own_scores(
-    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Run], run: Run, capsys: Capture
 ) -> None:
-    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
     assert call("evaluate", run.path, "--cache", "--cache-size", "5", "--quiet") == 0
     capsys.readouterr()
     assert call("report", run.path, runs["both"].path, "--markdown") == 0
@@ -144,8 +155,74 @@ def test_an_evaluation_with_memories_leaves_the_models_own_scores(
     assert row.split("|")[-2].strip() == f"{math.exp(total.mean()):.4g}"
 
 
-def test_a_damaged_evaluation_is_one_clear_line(runs: dict[str, Run], tmp_path: Path) -> None:
-    run = open_run(Path(shutil.copytree(runs["plain"].path, tmp_path / "run")))
+def test_a_damaged_evaluation_is_one_clear_line(run: Run) -> None:
     (run.path / "evaluation.json").write_text("{}")
     with pytest.raises(LabError, match=r"evaluation\.json is damaged .*: evaluate that run again"):
         models_of([run])[0].score("test")
+
+
+def model_with(folder: Path, name: str, nll: Any, ids: Any, fingerprint: str = "abc") -> Model:
+    """Return a model with these losses on the test text."""
+    run = create_run(folder, name, "train corpus", {"corpus": ""})
+    np.savez(run.path / "test-words.npz", nll=nll, ids=ids, corpus=np.array(fingerprint), streams=np.array(1))
+    return Model(run, ONLY, name)
+
+
+def test_sums_and_counts_are_those_of_a_loop() -> None:
+    draws = np.random.default_rng(0)
+    ids = draws.integers(0, 30, 500).astype(np.int32)
+    before, after = (draws.exponential(size=500).astype(np.float32) for _ in range(2))
+    total: dict[int, float] = defaultdict(float)
+    for word, first, second in zip(ids.tolist(), before.tolist(), after.tolist(), strict=True):
+        total[word] += second - first
+    many = Counter(ids.tolist())
+    found = change_by_word("abc", ids, before, after)
+    assert found.occurrences == many
+    assert found.total == pytest.approx(total)
+
+    made = corpus(30)
+    gained, lost = tabulate_changes(found, made, "here")
+    best, *_, worst = sorted(total, key=lambda word: total[word])
+    of_best = [f"{total[best]:+.2f}", f"{total[best] / many[best]:+.3f}"]
+    assert gained.rows[0] == [f"w{best}", many[best], made.counts[best].item(), *of_best]
+    assert lost.rows[0][0] == f"w{worst}"
+    sums = [float(str(row[3])) for row in gained.rows]
+    assert sums == sorted(sums)
+    assert all(value <= 0 for value in sums)
+    assert all(float(str(row[3])) >= 0 for row in lost.rows)
+    assert len(gained.rows) <= SHOWN
+    nameless, _ = tabulate_changes(found, None, "here")
+    assert nameless.rows[0][:3] == [f"#{best}", many[best], None]
+
+
+def test_only_the_same_text_is_compared(tmp_path: Path) -> None:
+    ids, nll = np.array([1, 2, 1], np.int32), np.ones(3, np.float32)
+    first, second = model_with(tmp_path, "a", nll, ids), model_with(tmp_path, "b", nll * 3, ids)
+    found = changes_of(first, second, "test", [])
+    assert found is not None
+    assert found.total == {1: 4.0, 2: 2.0}
+    assert changes_of(first, second, "valid", []) is None
+    for other in (model_with(tmp_path, "c", nll, ids, "other"), model_with(tmp_path, "d", nll, ids[::-1] + 1)):
+        with pytest.raises(LabError, match="are of different texts"):
+            changes_of(first, other, "test", [])
+    (second.run.path / "test-words.npz").write_bytes(b"PK damaged")
+    with pytest.raises(LabError, match="evaluate that run again"):
+        changes_of(first, second, "test", [])
+
+
+def test_a_corpus_is_found_by_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "cache"))
+    made = prepared(tmp_path / "cache" / "corpora" / "mine")
+    by_name = create_run(tmp_path, "a", "train mine", {"corpus": "somewhere else"})
+    found = corpus_of(by_name, made.fingerprint)
+    assert found is not None
+    assert (list(found.words), found.counts.tolist()) == (list(made.words), made.counts.tolist())
+    assert corpus_of(by_name, "another") is None
+    elsewhere = prepared(tmp_path / "own")
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path / "empty"))
+    by_folder = create_run(tmp_path, "b", "train corpus", {"corpus": str(tmp_path / "own")})
+    assert corpus_of(by_folder, elsewhere.fingerprint) is not None
+    made_up = create_run(tmp_path, "c", "train zipf", {"vocabulary": 40, "tokens": 800})
+    found = corpus_of(made_up, corpus().fingerprint)
+    assert found is not None
+    assert found.words[3] == "w3"

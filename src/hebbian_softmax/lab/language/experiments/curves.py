@@ -1,19 +1,20 @@
-"""`hebbian reproduce wikitext-curves | gutenberg-curves | gigaword-curves`: the paper's learning curves.
+"""`hebbian reproduce wikitext-curves | gutenberg-curves | gigaword-curves | objectives`: the paper's learning curves.
 
 These are figure 4 (WikiText-103, T = 100 and 500) and the figures of the appendices: Gutenberg (T = 100 and 500,
-γ = 0.1) and GigaWord.
+γ = 0.1), GigaWord, and the four inner objectives of section 3.3 on WikiText-103 (section 4.4).
 """
 
 from collections.abc import Sequence
 
 from hebbian_softmax.lab.language.experiments.experiment import ReproduceSettings, Reproduction
-from hebbian_softmax.lab.language.experiments.paper_numbers import FREQUENCY_TABLE
-from hebbian_softmax.lab.language.experiments.tables import by_title, frequency_table, perplexities
+from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE
+from hebbian_softmax.lab.language.experiments.tables import by_title, frequency_table, perplexities, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import Grid, Row, candidates
+from hebbian_softmax.lab.language.experiments.tuning import Grid, Row, candidates, vary_rules
 from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import below_from
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
+from hebbian_softmax.lab.language.settings import OBJECTIVES
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 
@@ -43,9 +44,9 @@ class Curves(Reproduction[ReproduceSettings]):
                 words = below_from([each.curve for each in groups[PLAIN.title]], [each.curve for each in group])
                 since = "never" if words is None else f"{words / 1e6:,.3g} million"
             rows.append([title, *(spread_cell(perplexities(group, split)) for split in ("valid", "test")), since])
-        softmax, hebbian = FREQUENCY_TABLE[self.corpus]
-        rows.append([softmax.title, None, softmax.total, None])
-        rows.append([hebbian.title, None, hebbian.total, self.paper_below_from])
+        since_in_paper = (None, self.paper_below_from)
+        for (title, cells), since in zip(FREQUENCY_TABLE[self.corpus].items(), since_in_paper, strict=True):
+            rows.append([title, None, float(cells[ALL]), since])
         last = outcomes[-1]
         title = f"The ends of the curves on {last.corpus['name']}, after {last.words:,} training words"
         return Table(title, ["", "validation", "test", "below plain from (words)"], rows)
@@ -64,11 +65,7 @@ class CurvesByLimit(Curves):
 
     def rows(self, tuned: Sequence[Row], settings: ReproduceSettings) -> list[Row]:
         limits = sorted({each["limit"] for each in candidates(settings, self.rule_grid(settings.size))})
-        return [
-            each
-            for row in tuned
-            for each in ([row] if row.plain else [row.varied(f"T{T}", f"T = {T}", limit=T) for T in limits])
-        ]
+        return vary_rules(tuned, "limit", {T: (f"T{T}", f"T = {T}") for T in limits})
 
 
 class WikitextCurves(CurvesByLimit):
@@ -76,10 +73,7 @@ class WikitextCurves(CurvesByLimit):
 
     name = "wikitext-curves"
     help = "the validation curves on WikiText-103 for T = 100 and 500 (figure 4)"
-    corpus = "wikitext-103"
-    epochs = 90
     gammas = (0.25, 0.1, 0.05)
-    hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"
     paper_below_from = "2–3 billion"
     paper_remark = (
         "The paper trains for 9 billion words; its T = 100 is faster at first and overfits after 5.5 billion."
@@ -111,4 +105,24 @@ class GigawordCurves(Curves):
     paper_remark = "The paper trains for 6 billion words and measures on random articles of 2010."
 
 
-RECIPES = [WikitextCurves(), GutenbergCurves(), GigawordCurves()]
+class Objectives(Reproduction[ReproduceSettings]):
+    """Rules tuned with L2, the paper's own objective; the other rows differ from these by the objective alone."""
+
+    name = "objectives"
+    help = "the inner objectives L2, IP, SVM and Smax on WikiText-103 (section 4.4, appendix A.4)"
+    title = "Inner objectives"
+    settings_type = ReproduceSettings
+    left_out = ("objective",)
+
+    def rows(self, tuned: Sequence[Row], settings: ReproduceSettings) -> list[Row]:
+        titles = {"l2": "L2", "ip": "IP", "svm": "SVM", "smax": "Smax"}
+        return vary_rules(tuned, "objective", {name: (name, titles[name]) for name in OBJECTIVES})
+
+    def tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
+        return [totals_table(outcomes), frequency_table(outcomes)]
+
+    def remark(self, outcomes: Sequence[Outcome]) -> str:
+        return "The paper shows a figure without numbers and calls the four roughly equivalent."
+
+
+RECIPES = [WikitextCurves(), GutenbergCurves(), GigawordCurves(), Objectives()]

@@ -125,15 +125,9 @@ class Experiment(Recipe, Generic[S]):
         source, base, measures = self.source(settings), self.base(settings), self.measures(settings)
         bench = Bench(run, source, base.device, deadline, quiet, self.sets, measures, self.hint)
         try:
-            tuned = tune(
-                bench,
-                base,
-                candidates(settings, self.lstm_grid(base.preset)),
-                self.rules,
-                candidates(settings, self.rule_grid(base.preset)),
-                trials=settings.trials,
-                share=settings.tuning_share,
-            )
+            lstms = candidates(settings, self.lstm_grid(base.preset))
+            grid = candidates(settings, self.rule_grid(base.preset))
+            tuned = tune(bench, base, lstms, self.rules, grid, trials=settings.trials, share=settings.tuning_share)
             bench.do(final_trials(self.rows(tuned, settings), settings.seeds))
         except OutOfTimeError as error:
             raise LabError(
@@ -221,10 +215,11 @@ class Reproduction(Experiment[R]):
 
     settings_type: type[R]
     """The experiment's own settings."""
-    corpus: str
+    corpus = "wikitext-103"
     """The paper's corpus, which `--corpus` replaces."""
-    epochs: float
+    epochs: float = 90
     """Passes over the training text in the paper."""
+    hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"
     left_out: tuple[str, ...] = ()
     """Further options of `hebbian train` that the experiment decides itself."""
     rules = (LITERAL, CORRECTED)

@@ -52,19 +52,15 @@ M = TypeVar("M", bound=MemorySettings)
 def with_grids(own: type[M]) -> type[M]:
     """Extend settings by the options of a sweep. config.json keeps a grid as the text that its parser understands."""
 
-    def as_text(values: tuple[Any, ...]) -> str:
-        return ",".join(map(str, values))
-
     def as_kept(parse: Callable[[str], tuple[Any, ...]], text: str) -> str:
-        return as_text(parse(text))
+        return ",".join(map(str, parse(text)))
 
     added: list[tuple[str, Any, Any]] = []
     for name, field in OPTIONS.items():
         help, parse = field.metadata["help"], field.metadata["parse"]
         if isinstance(field.default, tuple):
-            help = f"grid of {help}; values separated by commas"
-            grid = setting(as_text(field.default), help, partial(as_kept, parse), later=True)
-            added.append((name, str, grid))
+            help, default = f"grid of {help}; values separated by commas", ",".join(map(str, field.default))
+            added.append((name, str, setting(default, help, partial(as_kept, parse), later=True)))
         else:
             added.append((name, field.type, setting(field.default, help, parse, later=True)))
     return cast(type[M], make_dataclass(own.__name__, added, bases=(own,), frozen=True))

@@ -1,7 +1,6 @@
 """The numbers for language models in the paper's tables 1 and 2, shown beside those measured here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 WIKITEXT_TABLE: Mapping[str, tuple[float | None, float | None]] = {
     "LSTM (Graves et al., 2014)": (None, 48.7),
@@ -19,27 +18,12 @@ COLUMNS = (">10K", "1K–10K", "100–1K", "<100", ALL)
 """The columns of table 2: frequency buckets by their names in `BUCKETS`, then all words."""
 
 
-@dataclass(frozen=True)
-class FrequencyRow:
-    """A row of table 2: test perplexity by column, as the paper prints it."""
-
-    title: str
-    cells: Mapping[str, str]
-
-    @property
-    def total(self) -> float:
-        """The perplexity of all words."""
-        return float(self.cells[ALL])
+def _rows(corpus: str, *rows: Sequence[str]) -> dict[str, dict[str, str]]:
+    titles = (f"paper, {corpus}, softmax", f"paper, {corpus}, Hebbian softmax")
+    return {title: dict(zip(COLUMNS, row, strict=True)) for title, row in zip(titles, rows, strict=True)}
 
 
-def _rows(corpus: str, softmax: Sequence[str], hebbian: Sequence[str]) -> tuple[FrequencyRow, FrequencyRow]:
-    return (
-        FrequencyRow(f"paper, {corpus}, softmax", dict(zip(COLUMNS, softmax, strict=True))),
-        FrequencyRow(f"paper, {corpus}, Hebbian softmax", dict(zip(COLUMNS, hebbian, strict=True))),
-    )
-
-
-FREQUENCY_TABLE: Mapping[str, tuple[FrequencyRow, FrequencyRow]] = {
+FREQUENCY_TABLE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "wikitext-103": _rows(
         "WikiText-103", ("12.1", "2.2e2", "1.2e3", "9.7e3", "36.4"), ("12.1", "1.8e2", "7.6e2", "5.2e3", "34.3")
     ),
@@ -48,11 +32,6 @@ FREQUENCY_TABLE: Mapping[str, tuple[FrequencyRow, FrequencyRow]] = {
     ),
     "gigaword": _rows("GigaWord", ("39.4", "6.5e3", "3.7e4", "-", "53.5"), ("33.2", "3.2e3", "1.6e4", "-", "43.7")),
 }
-"""Table 2: the rows of the plain and of the Hebbian softmax, by corpus."""
+"""Table 2: test perplexity as the paper prints it, by corpus, title of the row (first the plain softmax) and column."""
 STAND_INS = {"wikitext-2": "wikitext-103", "reuters": "gigaword"}
 """Freely available corpora, and the paper's corpora that are most like them."""
-
-
-def paper_corpus(corpus: str) -> str:
-    """Return the paper's corpus that `corpus` is compared with: itself, or the one it stands in for."""
-    return STAND_INS.get(corpus, corpus)

@@ -32,6 +32,7 @@ class Reuters(WithMemories):
     title = "News in the order of time"
     corpus = "reuters"
     epochs = 10
+    hint = ""
 
     def sets(self, corpus: Corpus) -> WordSets:
         if "first_days" not in corpus.arrays or "train" not in corpus.settings:

@@ -1,8 +1,4 @@
-"""`hebbian sweep CORPUS`: the paper's grids, first of the LSTM, then of T and γ (section 4.2).
-
-The plain softmax is tuned first; the rule is tuned on the best LSTM with as many trials. The chosen settings are
-trained anew from other seeds, and only these models are measured on the test text.
-"""
+"""`hebbian sweep CORPUS`: the paper's grids, first of the LSTM, then of T and γ (section 4.2)."""
 
 import re
 from collections.abc import Sequence

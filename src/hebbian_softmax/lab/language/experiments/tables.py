@@ -1,19 +1,16 @@
-"""Tables and sentences about the outcomes of trials.
-
-All of them are made from the outcomes alone, which result.json holds.
-"""
+"""Tables and sentences about trials, made from their outcomes alone."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE, WIKITEXT_TABLE, paper_corpus
+from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE, STAND_INS, WIKITEXT_TABLE
 from hebbian_softmax.lab.language.experiments.trials import Outcome
 from hebbian_softmax.lab.language.experiments.tuning import LSTM, RULE, SEED, as_text, best_of
 from hebbian_softmax.lab.language.memories.outcome import GRID
 from hebbian_softmax.lab.language.memories.settings import KINDS
-from hebbian_softmax.lab.language.names import PLAIN
+from hebbian_softmax.lab.language.names import PLAIN, TEXTS
 from hebbian_softmax.lab.language.report.perplexities import apart, change_cell, spread_cell
 from hebbian_softmax.lab.report.tables import Cell, Table
 
@@ -49,10 +46,11 @@ def perplexities(group: Sequence[Outcome], split: str) -> list[float]:
     return [math.inf if value is None else float(value) for value in found]
 
 
-def corpus_kind(outcomes: Sequence[Outcome]) -> str:
-    """Return the name of the corpus that was prepared, which may have been given another name, as with other books."""
+def paper_corpus(outcomes: Sequence[Outcome]) -> str:
+    """Return the paper's corpus that ours is compared with: the same, or the one that ours stands in for."""
     corpus = outcomes[0].corpus
-    return str(corpus["settings"].get("corpus", corpus["name"]))
+    kind = str(corpus["settings"].get("corpus", corpus["name"]))  # Other books have a name of their own.
+    return STAND_INS.get(kind, kind)
 
 
 def summarize(groups: Mapping[str, Sequence[Outcome]]) -> str:
@@ -102,8 +100,8 @@ def frequency_table(outcomes: Sequence[Outcome], buckets: Sequence[str] = BUCKET
             cells: list[Cell] = [spread_cell([_bucket(each, bucket) for each in scores]) for bucket in (*buckets, ALL)]
             if any(cells):  # Older runs kept only the totals of models with memories.
                 rows.append([name, *cells])
-    paper = FREQUENCY_TABLE.get(paper_corpus(corpus_kind(outcomes)), ())
-    rows += [[row.title, *(row.cells.get(bucket) for bucket in (*buckets, ALL))] for row in paper]
+    paper = FREQUENCY_TABLE.get(paper_corpus(outcomes), {})
+    rows += [[title, *(cells.get(bucket) for bucket in (*buckets, ALL))] for title, cells in paper.items()]
     corpus = outcomes[0].corpus["name"]
     return Table(f"Test perplexity on {corpus} by training occurrences of the word", ["", *buckets, ALL], rows)
 
@@ -138,13 +136,10 @@ def set_table(outcomes: Sequence[Outcome], name: str, short: str, described: str
     plain = [_in_set(each, "test", name) for each in groups[PLAIN.title]]
     rows: list[list[Cell]] = []
     for title, group in groups.items():
-        cells: list[Cell] = []
-        for split in ("valid", "test"):
-            cells.append(spread_cell(perplexities(group, split)))
-            cells.append(spread_cell([_in_set(each, split, name) for each in group]))
-        change = None if title == PLAIN.title else change_cell(plain, [_in_set(each, "test", name) for each in group])
-        rows.append([title, *cells, change])
-    valid, test = (known[split][name]["words"] if split in known else 0 for split in ("valid", "test"))
+        inside = {split: [_in_set(each, split, name) for each in group] for split in TEXTS}
+        cells = [spread_cell(found) for split in TEXTS for found in (perplexities(group, split), inside[split])]
+        rows.append([title, *cells, None if title == PLAIN.title else change_cell(plain, inside["test"])])
+    valid, test = (known[split][name]["words"] if split in known else 0 for split in TEXTS)
     many = f"{valid:,} of them are predicted in the validation text, {test:,} in the test text"
     columns = ["", "validation, all", f"validation, {short}", "test, all", f"test, {short}", f"change, {short}"]
     return Table(f"Perplexity on all words and on {described}; {many}", columns, rows)
@@ -172,7 +167,7 @@ def memory_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """Show the models with memories, beside the paper's numbers if it has any; return no table without memories."""
     if not any(outcome.more for outcome in outcomes):
         return []
-    if paper_corpus(corpus_kind(outcomes)) == "wikitext-103":
+    if paper_corpus(outcomes) == "wikitext-103":
         return [wikitext_table(outcomes), *chosen_tables(outcomes)]
     rows: list[list[Cell]] = [[name + remark, *cells] for name, remark, cells in _with_memories(outcomes)]
     title = f"Perplexity on {outcomes[0].corpus['name']} with memories, mean ± 2σ over seeds"

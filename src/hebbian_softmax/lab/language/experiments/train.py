@@ -13,7 +13,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import Score, Scores, as_plain, measure_all, tabulate, word_losses
 from hebbian_softmax.lab.language.learner import WARM_UP, deterministic
-from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
@@ -60,23 +60,14 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         steps = settle_steps(run, corpus, settings, make_task, began)
         task = make_task(steps)
         keep_steps(run, steps)  # only now, when everything is known to fit together
-        seconds = train(
-            task,
-            run,
-            steps=steps,
-            evaluate_every=-(-steps // settings.evaluations),
-            checkpoint_seconds=settings.checkpoint_seconds,
-            label=name,
-            quiet=quiet,
-            show=partial(WordsProgress, step_words=task.step_words),
-            logged=logged,
-        )
+        seconds = train_task(task, run, label=name, quiet=quiet, logged=logged)
         models = {model: learner.model for model, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
     records = run.records()
+    last = records[-1] if records else {}
     result = Result(
         title=f"{'A language model' if len(heads) == 1 else 'Plain and Hebbian softmax'} on {corpus.name}",
-        summary=summarize(scores, task, seconds, records[-1] if records else {}),
+        summary=summarize(scores, task, seconds, last),
         metrics={
             "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "vocabulary": len(corpus.words)},
             "steps": steps,
@@ -84,13 +75,27 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
             "processes": current_ranks().count,
             "seconds": seconds,
             "scores": as_plain(scores),
-            "last_record": records[-1] if records else None,
+            "last_record": last or None,
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
         next_steps=suggest(name, settings, steps),
     )
-    return result, {"perplexity.png": draw(records, list(heads))}
+    labels = {"this run" if head == ONLY else head.title: head for head in heads}
+    return result, {"perplexity.png": draw_curves({label: [records] for label in labels}, labels)}
+
+
+def train_task(task: WordTask, run: Run, **options: Any) -> float:
+    """Train as the settings of the task say, with further options of `train`; return the seconds."""
+    return train(
+        task,
+        run,
+        steps=task.steps,
+        evaluate_every=-(-task.steps // task.settings.evaluations),
+        checkpoint_seconds=task.settings.checkpoint_seconds,
+        show=partial(WordsProgress, step_words=task.step_words),
+        **options,
+    )
 
 
 def settle_steps(
@@ -142,10 +147,7 @@ class Speed:
 
 
 def measure_speed(task: WordTask, settings: Settings, began: float, sample: int = SAMPLE) -> Speed:
-    """Train, evaluate and measure with `task`, whose weights are of no use afterwards.
-
-    Reading a text is timed on its first `sample` words.
-    """
+    """Measure the speed with a task that is of no use afterwards. Reading is timed on the first `sample` words."""
 
     def finish() -> None:
         if task.windows.device.type == "cuda":
@@ -223,12 +225,6 @@ def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], objec
             writer.close()
 
 
-def draw(records: Sequence[Mapping[str, Any]], names: Sequence[ModelName]) -> bytes:
-    """Draw the learning curves of a run, one line for each of its models."""
-    labels = {"this run" if name == ONLY else name.title: name for name in names}
-    return draw_curves({label: [records] for label in labels}, labels)
-
-
 def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str, Any]) -> str:
     """Say what was seen in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
@@ -271,10 +267,7 @@ def suggest(name: str, settings: Settings, steps: int) -> list[str]:
     else:
         literal = replace(settings, rule_scale="1", center=False, rate="paper")
         later = replace(settings, start=min(500, steps // 4))
-        variations += [
-            (literal, "the paper's literal rule"),
-            (later, "memorise once the activations have settled"),
-        ]
+        variations += [(literal, "the paper's literal rule"), (later, "memorise once the activations have settled")]
     return [
         f"{' '.join([f'hebbian {verb} {name}', *as_options(varied)])}  # {remark}"
         for varied, remark in variations

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,15 @@ from hebbian_softmax.lab.base.errors import DivergedError, LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
 from hebbian_softmax.lab.base.settings import from_values
-from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.experiments.train import train_task
 from hebbian_softmax.lab.language.learner import deterministic
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.settings import TrainSettings
 from hebbian_softmax.lab.language.source import heads_of, load
-from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
+from hebbian_softmax.lab.language.task import WordTask, steps_of
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
 FOLDER = "trials"
@@ -149,18 +148,18 @@ class Bench:
             task = WordTask(corpus, settings, heads_of(settings), steps=steps, device=device)
             run = self._open(trial)
             with run.held():
-                seconds, diverged = self._train(task, run, label)
+                began, diverged = time.monotonic(), False
+                try:
+                    seconds = train_task(task, run, deadline=self.deadline, label=label, quiet=self.quiet)
+                except DivergedError:  # The numbers of the training became infinite or nan.
+                    seconds, diverged = time.monotonic() - began, True
+                described = {"name": corpus.name, "fingerprint": corpus.fingerprint, "vocabulary": len(corpus.words)}
                 outcome = Outcome(
                     name=trial.name,
                     part=trial.part,
                     title=trial.title,
-                    settings=as_stored(settings),
-                    corpus={
-                        "name": corpus.name,
-                        "fingerprint": corpus.fingerprint,
-                        "vocabulary": len(corpus.words),
-                        "settings": dict(corpus.settings),
-                    },
+                    settings=asdict(settings),
+                    corpus={**described, "settings": dict(corpus.settings)},
                     steps=steps,
                     words=steps * task.step_words,
                     seconds=round(seconds, 3),
@@ -176,25 +175,6 @@ class Bench:
             torch.cuda.empty_cache()
         return outcome
 
-    def _train(self, task: WordTask, run: Run, label: str) -> tuple[float, bool]:
-        """Return the seconds that the training took, and whether its numbers became infinite or nan."""
-        began = time.monotonic()
-        try:
-            seconds = train(
-                task,
-                run,
-                steps=task.steps,
-                evaluate_every=-(-task.steps // task.settings.evaluations),
-                checkpoint_seconds=task.settings.checkpoint_seconds,
-                deadline=self.deadline,
-                label=label,
-                quiet=self.quiet,
-                show=partial(WordsProgress, step_words=task.step_words),
-            )
-        except DivergedError:
-            return time.monotonic() - began, True
-        return seconds, False
-
     def _measure_and_store(self, trial: Trial, outcome: Outcome, task: WordTask, run: Run, sets: WordSets) -> Outcome:
         """Measure the model on the texts that this part of the trials may see, and write the trial's result.json."""
         corpus, model = task.corpus, task.learners[ONLY].model
@@ -207,10 +187,9 @@ class Bench:
         outcome = replace(outcome, scores=as_plain(scores)[ONLY.key], sets=kept, more=more)
         summary = f"{trial.title}: {outcome.steps:,} steps of the trial {trial.name}."
         summary += " Its numbers became infinite or nan." if outcome.diverged else ""
-        record = asdict(outcome)
-        metrics = {"scores": as_plain(scores), "trial": record}
+        metrics = {"scores": as_plain(scores), "trial": asdict(outcome)}
         save_result(run, Result(trial.title, summary, metrics, tabulate(scores, corpus), [], []), {})
-        return Outcome(**json.loads(to_json(record)))  # A resumed run reads the same values from the file.
+        return Outcome(**json.loads(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
 
     def _corpus(self, settings: TrainSettings) -> tuple[Corpus, WordSets]:
         if self._opened is None:
@@ -251,24 +230,13 @@ def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
     found = {}
     for name, members in sets.items():
         chosen = losses[members[ids]]
-        found[name] = {
-            "words": len(chosen),
-            "perplexity": perplexity(chosen.mean().item()) if len(chosen) else None,
-        }
+        found[name] = {"words": len(chosen), "perplexity": perplexity(chosen.mean().item()) if len(chosen) else None}
     return found
-
-
-def as_stored(settings: TrainSettings) -> dict[str, Any]:
-    """Return settings as they are read back from JSON."""
-    stored: dict[str, Any] = json.loads(to_json(asdict(settings)))
-    return stored
 
 
 def same_settings(stored: Mapping[str, Any], settings: TrainSettings) -> bool:
     """Return whether stored settings have the same meaning, also where an older version wrote them differently."""
-    if stored == as_stored(settings):
-        return True
     try:
-        return bool(from_values(type(settings), stored) == settings)
+        return stored == asdict(settings) or bool(from_values(type(settings), stored) == settings)
     except ValueError:
         return False

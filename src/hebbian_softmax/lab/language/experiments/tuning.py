@@ -1,10 +1,8 @@
 """Tuning of language models: which settings are tried, and which of them are chosen.
 
-The paper sweeps the LSTM first (section 4.2), then T and γ of the rule with the best LSTM (4.2, WikiText-103). Here the
-LSTM is tuned with a plain softmax and each rule on top of it, all with equally many trials. The paper's own choice
-comes first in every grid, so it is among the settings tried however few they are. The setting chosen is the one with
-the lowest validation perplexity at the last evaluation. The tuning has a seed of its own, and none of its trials is
-measured on the test text.
+As in the paper (section 4.2), the LSTM is tuned first, with a plain softmax, then each rule on top of it, all with
+equally many trials. The paper's own choice comes first in every grid, so it is always tried. The lowest validation
+perplexity at the last evaluation wins. The tuning has a seed of its own and never sees the test text.
 """
 
 import dataclasses
@@ -59,13 +57,20 @@ class Row:
     title: str
     settings: TrainSettings
 
-    @property
-    def plain(self) -> bool:
-        return self.settings.head == "plain"
 
-    def varied(self, short: str, title: str, **changes: Any) -> "Row":
-        """Return this row with other values of some settings, under a longer name."""
-        return Row(f"{self.short}-{short}", f"{self.title}, {title}", replace(self.settings, **changes))
+def vary_rules(rows: Sequence[Row], name: str, variants: Mapping[Any, tuple[str, str]]) -> list[Row]:
+    """Replace each row of a rule by one row for each value of the setting `name`; keep rows with a plain softmax.
+
+    `variants` says by value what is added to a row's name in folders and to its title in tables.
+    """
+    found: list[Row] = []
+    for row in rows:
+        varied = [
+            Row(f"{row.short}-{short}", f"{row.title}, {title}", replace(row.settings, **{name: value}))
+            for value, (short, title) in variants.items()
+        ]
+        found += [row] if row.settings.head == "plain" else varied
+    return found
 
 
 def several(parse: Callable[[str], Any]) -> Callable[[str], str]:
@@ -95,13 +100,9 @@ def as_text(value: Any) -> str:
 def grid_settings(
     own: type[S], trained: type[TrainSettings], left_out: Collection[str] = (), **defaults: Any
 ) -> type[S]:
-    """Extend the settings class `own` by the options of `hebbian train`; those that are tuned take several values.
+    """Extend an experiment's own settings by those of one training; those that are tuned take several values.
 
-    Args:
-        own: the experiment's own settings.
-        trained: the settings of one training, whose fields are added.
-        left_out: fields of `trained` that the experiment decides itself.
-        defaults: other defaults for fields of `own`.
+    The experiment decides the fields `left_out` of `trained` itself; `defaults` are other defaults for fields of `own`.
     """
     fields: list[tuple[str, Any, Any]] = []
     taken = {*OF_A_TRIAL, *left_out}
@@ -146,16 +147,9 @@ def paper_sweep(preset: str) -> Grid:
 
 def around_choice(preset: str) -> Grid:
     """Return the LSTM that the paper chose, with learning rates around the preset's, as the paper names none."""
-    sizes = PRESETS[preset]
-    return {
-        "hidden": (sizes.hidden,),
-        "layers": (1,),
-        "input_dropout": (0.3, 0.2, 0.1),
-        "output_dropout": (0.0,),
-        "layer_norm": ("none",),
-        "tied": (True,),
-        "learning_rate": (sizes.learning_rate, sizes.learning_rate / 2, 2 * sizes.learning_rate),
-    }
+    chosen = {name: values[:1] for name, values in paper_sweep(preset).items()}
+    rate = PRESETS[preset].learning_rate
+    return {**chosen, "input_dropout": (0.3, 0.2, 0.1), "learning_rate": (rate, rate / 2, 2 * rate)}
 
 
 def paper_rule(preset: str) -> Grid:
@@ -219,17 +213,11 @@ def tune(
     steps = max(1, round(base.steps * share)) if base.steps else 0
 
     def try_all(rows: Sequence[Row]) -> list[Outcome]:
-        return bench.do(
-            [
-                Trial(
-                    "tuning",
-                    f"{each.short}-{number:02}",
-                    each.title,
-                    replace(each.settings, epochs=base.epochs * share, steps=steps, seed=SEED),
-                )
-                for number, each in enumerate(rows)
-            ]
-        )
+        asked = []
+        for number, each in enumerate(rows):
+            settings = replace(each.settings, epochs=base.epochs * share, steps=steps, seed=SEED)
+            asked.append(Trial("tuning", f"{each.short}-{number:02}", each.title, settings))
+        return bench.do(asked)
 
     tried = subset(lstms, trials)
     rows = [row(None, each) for each in tried]

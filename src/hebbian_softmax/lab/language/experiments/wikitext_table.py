@@ -1,17 +1,9 @@
-"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2.
-
-Both can measure the final models with memories; the first does so unless `--memories` says otherwise.
-"""
+"""`hebbian reproduce wikitext-table` and `frequency-table`: the paper's tables 1 and 2, also with memories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hebbian_softmax.lab.language.experiments.memories import (
-    MemorySettings,
-    WithMemories,
-    memories_setting,
-    with_grids,
-)
+from hebbian_softmax.lab.language.experiments.memories import MemorySettings, WithMemories, memories_setting, with_grids
 from hebbian_softmax.lab.language.experiments.tables import (
     chosen_tables,
     frequency_table,
@@ -37,9 +29,6 @@ class WikitextTable(WithMemories):
     help = "validation and test perplexity on WikiText-103 (table 1)"
     title = "The paper's table 1"
     settings_type = with_grids(TableSettings)
-    corpus = "wikitext-103"
-    epochs = 90
-    hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"
 
     def tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
         return [wikitext_table(outcomes), totals_table(outcomes), frequency_table(outcomes), *chosen_tables(outcomes)]
@@ -51,8 +40,6 @@ class FrequencyTable(WithMemories):
     name = "frequency-table"
     help = "test perplexity by training frequency on WikiText-103, Gutenberg or GigaWord (table 2)"
     title = "Perplexity by training frequency"
-    corpus = "wikitext-103"
-    epochs = 90
     hint = "; or give another --corpus: wikitext-2, gutenberg, reuters"
 
     def tables(self, outcomes: Sequence[Outcome]) -> list[Table]:

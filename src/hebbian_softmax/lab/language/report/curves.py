@@ -1,6 +1,7 @@
 """Learning curves: perplexity against training words, as in the paper's figure 4 and in its appendices."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hebbian_softmax.lab.base.statistics import mean_and_spread
@@ -18,21 +19,12 @@ CAPTION = (
 BANDS = " Lines are means over seeds, bands two standard deviations."
 
 
-def points(log: Log, name: str) -> list[tuple[float, float]]:
-    """Return training words and the value `name` of each record that has both."""
-    return [
-        (record["words"], record[name])
-        for record in log
-        if "words" in record and isinstance(record.get(name), int | float)
-    ]
-
-
 def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float]]:
     """Return words, the mean over seeds and the standard deviation, for the words at which all seeds have a value."""
     values: dict[float, list[float]] = {}
-    for log in logs:
-        for words, value in points(log, name):
-            values.setdefault(words, []).append(value)
+    for record in chain.from_iterable(logs):
+        if "words" in record and isinstance(record.get(name), int | float):
+            values.setdefault(record["words"], []).append(record[name])
     return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
 
 
@@ -51,16 +43,10 @@ def curve_panels(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelN
         lowest = min((mean for curve in curves.values() for _, mean, _ in curve), default=0.0)
         lines = []
         for label, curve in curves.items():
-            spread = any(sigma for _, _, sigma in curve)
-            lines.append(
-                Line(
-                    label,
-                    [words / 1e6 for words, _, _ in curve],
-                    [mean for _, mean, _ in curve],
-                    [max(1.0, mean - 2 * sigma) for _, mean, sigma in curve] if spread else (),
-                    [mean + 2 * sigma for _, mean, sigma in curve] if spread else (),
-                )
-            )
+            spread = curve if any(sigma for _, _, sigma in curve) else []  # Otherwise there is no band.
+            low = [max(1.0, mean - 2 * sigma) for _, mean, sigma in spread]
+            high = [mean + 2 * sigma for _, mean, sigma in spread]
+            lines.append(Line(label, [words / 1e6 for words, _, _ in curve], [mean for _, mean, _ in curve], low, high))
         seen = (0.85 * lowest, CUT * min(ends)) if ends else None
         return Panel(title, lines, y_label="validation perplexity", log_y=seen)
 

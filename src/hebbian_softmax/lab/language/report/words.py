@@ -1,20 +1,16 @@
-"""Language models beside each other: learning curves, perplexity by frequency, and the words that gained and lost most.
-
-Everything comes from the run folders of `hebbian train` and `hebbian compare`: the log, the scores, and the loss of
-every word of a text.
-"""
+"""Models of `hebbian train` and `compare` beside each other: curves, perplexities, words that gained and lost most."""
 
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.buckets import BUCKETS
-from hebbian_softmax.lab.data.corpus import MANIFEST, open_corpus, prepared
+from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, open_corpus, prepared
 from hebbian_softmax.lab.language.evaluation import words_file
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
@@ -56,16 +52,6 @@ class Changes:
     corpus: str
     occurrences: Mapping[int, int]
     total: Mapping[int, float]
-    streams: tuple[int, int] = (1, 1)
-    """How many parts of the text were read side by side, before and after."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """The words of a vocabulary and their occurrences in training, by id."""
-
-    names: Sequence[str]
-    counts: Sequence[int]
 
 
 def models_of(runs: Sequence[Run]) -> list[Model]:
@@ -83,13 +69,12 @@ def models_of(runs: Sequence[Run]) -> list[Model]:
 
 def pairs_of(models: Sequence[Model]) -> list[tuple[Model, Model]]:
     """Return the models to compare word by word: the two heads of a run, and each later run with the first."""
-    runs: dict[Any, list[Model]] = {}
+    runs: dict[Path, list[Model]] = {}
     for model in models:
         runs.setdefault(model.run.path, []).append(model)
     groups = list(runs.values())
-    return [(group[0], group[1]) for group in groups if len(group) == 2] + [
-        (groups[0][-1], group[-1]) for group in groups[1:]
-    ]
+    heads = [(group[0], group[1]) for group in groups if len(group) == 2]
+    return heads + [(groups[0][-1], group[-1]) for group in groups[1:]]
 
 
 def compare_words(runs: Sequence[Run]) -> Beside:
@@ -101,14 +86,13 @@ def compare_words(runs: Sequence[Run]) -> Beside:
     if len({model.run.path for model in models}) > 1:
         tables += [table for split in SPLITS for table in tabulate_buckets(models, split)]
     for before, after in pairs_of(models):
-        changes = _changes(before, after, notes)
-        if changes is not None:
+        if (changes := _changes(before, after, notes)) is not None:
             split, found = changes
-            vocabulary = vocabulary_of(before.run, found.corpus)
-            if vocabulary is None:
+            corpus = corpus_of(before.run, found.corpus)
+            if corpus is None:
                 notes.append(f"the vocabulary of corpus {found.corpus} cannot be found: words are shown by their ids")
             title = f"on the {TEXTS[split]} text, from {before.label} to {after.label}"
-            tables += tabulate_changes(found, vocabulary, title)
+            tables += tabulate_changes(found, corpus, title)
     drawn = len(runs) == 1 and runs[0].result() is not None  # a finished run has this figure already
     if not drawn and any(model.run.records() for model in models):
         curves = {model.label: [model.run.records()] for model in models}
@@ -134,13 +118,7 @@ def _changes(before: Model, after: Model, notes: list[str]) -> tuple[str, Change
     """Return the changes on the test text, or else on the validation text, with the split that they are of."""
     for split in SPLITS:
         try:
-            if (found := changes_of(before.run, before.name, after.run, after.name, split)) is not None:
-                if len(set(found.streams)) > 1:
-                    parts = " and ".join(map(str, found.streams))
-                    notes.append(
-                        f"{before.label} and {after.label} were measured in {parts} streams of the {TEXTS[split]} "
-                        "text, each of which begins without a state: evaluate both with the same --streams"
-                    )
+            if (found := changes_of(before, after, split, notes)) is not None:
                 return split, found
         except LabError as error:
             notes.append(str(error))
@@ -159,41 +137,38 @@ def _evaluation(run: Run) -> Mapping[str, Any]:
         raise LabError(f"{path} is damaged ({reason(error)}): evaluate that run again") from error
 
 
-def changes_of(before: Run, before_name: ModelName, after: Run, after_name: ModelName, split: str) -> Changes | None:
+def changes_of(before: Model, after: Model, split: str, notes: list[str]) -> Changes | None:
     """Return the changes from one model to another on a text; None if one of them was not measured on it."""
-    paths = [before.path / words_file(before_name, split), after.path / words_file(after_name, split)]
+    paths = [model.run.path / words_file(model.name, split) for model in (before, after)]
     if not all(path.exists() for path in paths):
         return None
     first, second = (_read(path) for path in paths)
     if first["corpus"] != second["corpus"] or first["ids"].tolist() != second["ids"].tolist():
         raise LabError(f"{paths[0]} and {paths[1]} are of different texts, so their words cannot be compared")
-    found = change_by_word(str(first["corpus"]), first["ids"], first["nll"], second["nll"])
-    return replace(found, streams=(int(first["streams"]), int(second["streams"])))
+    if first["streams"] != second["streams"]:
+        notes.append(
+            f"{before.label} and {after.label} were measured in {first['streams']} and {second['streams']} streams of "
+            f"the {TEXTS[split]} text, each of which begins without a state: evaluate both with the same --streams"
+        )
+    return change_by_word(str(first["corpus"]), first["ids"], first["nll"], second["nll"])
 
 
 def change_by_word(corpus: str, ids: Any, before: Any, after: Any) -> Changes:
     """Sum the changes over the occurrences of each word."""
     import numpy as np
 
-    difference = after.astype("f8") - before.astype("f8")
     found, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
-    totals = np.bincount(place.reshape(-1), weights=difference, minlength=len(found))
-    words = found.tolist()
-    return Changes(
-        corpus,
-        dict(zip(words, occurrences.tolist(), strict=True)),
-        dict(zip(words, totals.tolist(), strict=True)),
-    )
+    totals = np.bincount(place.reshape(-1), weights=after.astype("f8") - before.astype("f8"))
+    return Changes(corpus, *(dict(zip(found.tolist(), each.tolist(), strict=True)) for each in (occurrences, totals)))
 
 
-def tabulate_changes(changes: Changes, words: Words | None, title: str) -> list[Table]:
+def tabulate_changes(changes: Changes, corpus: Corpus | None, title: str) -> list[Table]:
     """Return the words whose losses fell most in all, and those whose losses rose most."""
     columns = ["word", "occurrences", "in training", "change of loss, sum", "mean"]
 
     def row(word: int) -> list[Cell]:
-        name = f"#{word}" if words is None else words.names[word]
+        name, trained = (f"#{word}", None) if corpus is None else (corpus.words[word], int(corpus.counts[word]))
         total, many = changes.total[word], changes.occurrences[word]
-        trained = None if words is None else words.counts[word]
         return [name, many, trained, f"{total:+.2f}", f"{total / many:+.3f}"]
 
     order = sorted(changes.total, key=lambda word: (changes.total[word], word))
@@ -205,11 +180,11 @@ def tabulate_changes(changes: Changes, words: Words | None, title: str) -> list[
     ]
 
 
-def vocabulary_of(run: Run, fingerprint: str) -> Words | None:
-    """Return the vocabulary of the corpus with this fingerprint if it is on this machine; download nothing."""
+def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
+    """Return the corpus of a run if one with this fingerprint is on this machine; download nothing."""
     if {"vocabulary", "tokens"} <= set(run.settings):
         made = zipf_corpus(int(run.settings["vocabulary"]), int(run.settings["tokens"]))
-        return Words(made.words, made.counts.tolist()) if made.fingerprint == fingerprint else None
+        return made if made.fingerprint == fingerprint else None
     given = Path(str(run.settings.get("corpus") or ""))
     folders = [given] if (given / MANIFEST).exists() else []
     for folder in [*folders, *prepared()]:
@@ -218,7 +193,7 @@ def vocabulary_of(run: Run, fingerprint: str) -> Words | None:
         except LabError:
             continue  # a damaged corpus cannot be the one
         if corpus.fingerprint == fingerprint:
-            return Words(corpus.words, corpus.counts.tolist())
+            return corpus
     return None
 
 
