@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from tests.attach.test_attachment import train
 from tests.closeness import assert_states_as_close
+from tests.heads import assert_same_bits, attached_head, train
 from tests.waiting import no_waiting
 
 pytestmark = pytest.mark.gpu
@@ -40,16 +42,12 @@ def test_cuda_is_the_cpu(objective: str, to_none: bool) -> None:
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
-    first, second = run("cuda", 4), run("cuda", 4)
-    for name, value in first.items():
-        assert torch.equal(second[name], value), name
+    assert_same_bits(run("cuda", 4), run("cuda", 4))
 
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_cleared_gradient_is_found_on_the_device(to_none: bool) -> None:
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(device="cuda")
     head.loss(torch.randn(2, 4, device="cuda"), torch.tensor([1, 2], device="cuda")).backward()
     optimizer.zero_grad(set_to_none=to_none)
     head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([3], device="cuda")).backward()
@@ -86,9 +84,7 @@ def test_fp16_scaler_skips(fused: bool, kind: type[torch.optim.Optimizer], to_no
 
 
 def test_moving_between_devices_mid_training() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     train(head, optimizer)
     head.cuda()
     train(head, optimizer, (2, 3))
@@ -109,9 +105,7 @@ def test_non_finite_activations_wait_on_the_device() -> None:
 
 
 def test_growth_with_a_fused_optimizer() -> None:
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, fused=True)
-    head.attach(optimizer)
+    head, optimizer = attached_head(partial(torch.optim.AdamW, fused=True), device="cuda")
     train(head, optimizer)
     head.add_classes(2)
     train(head, optimizer, (7,))
