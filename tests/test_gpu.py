@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_states_as_close
 from tests.heads import assert_same_bits, attached_head, train
-from tests.waiting import no_waiting
+from tests.on_gpu import make_steps, no_waiting
 
 pytestmark = pytest.mark.gpu
 OK = {"gamma": 0.3, "limit": 9}
@@ -131,20 +131,8 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
                 nn.utils.clip_grad_norm_(head.parameters(), 0.1)
             optimizer.step()
 
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        for number in range(10):
-            x.copy_(torch.randn(64, 16))
-            y.copy_((torch.rand(64) ** 2 * 50).long())
-            if number >= 3 and graphed:
-                if number == 3:
-                    with torch.cuda.graph(graph):  # records, and runs nothing
-                        step()
-                graph.replay()
-            else:
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    step()
-                torch.cuda.current_stream().wait_stream(side)
+        batches = [(torch.randn(64, 16), (torch.rand(64) ** 2 * 50).long()) for _ in range(10)]
+        make_steps(step, (x, y), batches, graphed)
         return {name: value.cpu() for name, value in head.state_dict().items()}
 
     assert_states_as_close(train(True), train(False), train(False, torch.float64))
