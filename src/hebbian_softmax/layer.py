@@ -121,13 +121,7 @@ class HebbianSoftmax(nn.Linear):
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        *,
-        gamma: float,
-        limit: int,
-        counts: Tensor | int | None = None,
-        **options: Any,
+        cls, linear: nn.Linear, *, gamma: float, limit: int, counts: Tensor | int | None = None, **options: Any
     ) -> HebbianSoftmax:
         """Return a head that has the parameters of a trained ``nn.Linear``, not copies of them.
 
