@@ -70,7 +70,7 @@ def train(net: nn.ModuleDict, optimizer: torch.optim.Optimizer, numbers: range, 
         optimizer.zero_grad(set_to_none=how.get("to_none", True))
         for part in range(how.get("parts", 1)):
             x, y = batch(100 * part + number, str(weight.device), dtype=weight.dtype)
-            net["head"].loss(net["net"](x), y).backward()
+            net["head"].loss(net["net"](x), y, remember=how.get("remember", True)).backward()
         if how.get("clip"):
             nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from tests.attach.test_attachment import train
 from tests.closeness import assert_states_as_close
-from tests.waiting import no_waiting
+from tests.heads import assert_same_bits, attached_head, train
+from tests.on_gpu import make_steps, no_waiting
 
 pytestmark = pytest.mark.gpu
 OK = {"gamma": 0.3, "limit": 9}
@@ -40,16 +42,12 @@ def test_cuda_is_the_cpu(objective: str, to_none: bool) -> None:
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
-    first, second = run("cuda", 4), run("cuda", 4)
-    for name, value in first.items():
-        assert torch.equal(second[name], value), name
+    assert_same_bits(run("cuda", 4), run("cuda", 4))
 
 
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_cleared_gradient_is_found_on_the_device(to_none: bool) -> None:
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(device="cuda")
     head.loss(torch.randn(2, 4, device="cuda"), torch.tensor([1, 2], device="cuda")).backward()
     optimizer.zero_grad(set_to_none=to_none)
     head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([3], device="cuda")).backward()
@@ -86,9 +84,7 @@ def test_fp16_scaler_skips(fused: bool, kind: type[torch.optim.Optimizer], to_no
 
 
 def test_moving_between_devices_mid_training() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     train(head, optimizer)
     head.cuda()
     train(head, optimizer, (2, 3))
@@ -109,9 +105,7 @@ def test_non_finite_activations_wait_on_the_device() -> None:
 
 
 def test_growth_with_a_fused_optimizer() -> None:
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=0.1, fused=True)
-    head.attach(optimizer)
+    head, optimizer = attached_head(partial(torch.optim.AdamW, fused=True), device="cuda")
     train(head, optimizer)
     head.add_classes(2)
     train(head, optimizer, (7,))
@@ -137,20 +131,8 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
                 nn.utils.clip_grad_norm_(head.parameters(), 0.1)
             optimizer.step()
 
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        for number in range(10):
-            x.copy_(torch.randn(64, 16))
-            y.copy_((torch.rand(64) ** 2 * 50).long())
-            if number >= 3 and graphed:
-                if number == 3:
-                    with torch.cuda.graph(graph):  # records, and runs nothing
-                        step()
-                graph.replay()
-            else:
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    step()
-                torch.cuda.current_stream().wait_stream(side)
+        batches = [(torch.randn(64, 16), (torch.rand(64) ** 2 * 50).long()) for _ in range(10)]
+        make_steps(step, (x, y), batches, graphed)
         return {name: value.cpu() for name, value in head.state_dict().items()}
 
     assert_states_as_close(train(True), train(False), train(False, torch.float64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -10,35 +11,28 @@ from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_exact
+from tests.heads import attached_head, train
 
 OK = {"gamma": 0.3, "limit": 9}
 OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": partial(torch.optim.RMSprop, momentum=0.5, centered=True),
+    "adam": partial(torch.optim.Adam, amsgrad=True),
+    "adamw-fused": partial(torch.optim.AdamW, fused=True),
+    "adafactor": torch.optim.Adafactor,
 }
-
-
-def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, labels: tuple[int, ...]) -> None:
-    optimizer.zero_grad()
-    head.loss(torch.randn(len(labels), head.in_features), torch.tensor(labels)).backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("attached", [True, False])
 def test_everything_old_keeps_its_bits(name: str, bias: bool, attached: bool) -> None:
-    head = HebbianSoftmax(4, 6, bias=bias, **OK)
-    optimizer = OPTIMIZERS[name](head.parameters())
-    handle = head.attach(optimizer)
+    head, optimizer = attached_head(OPTIMIZERS[name], lr=0.01, bias=bias)
     for _ in range(3):
         train(head, optimizer, (1, 2, 5))
     if not attached:
-        handle.remove()
+        head.attachment.remove()
     weight, old_bias = head.weight, head.bias
     rows = weight.detach().clone()
     h = torch.randn(3, 4)
@@ -75,16 +69,12 @@ def test_everything_old_keeps_its_bits(name: str, bias: bool, attached: bool) ->
 
 def test_grown_training_equals_training_that_had_the_rows_from_the_start() -> None:
     """The rows of the new classes and their optimizer state, such as momentum, are zero in both."""
-    small = HebbianSoftmax(4, 3, **OK)
-    large = HebbianSoftmax(4, 5, **OK)
-    optimizers = []
-    for head in (small, large):
-        optimizers.append(torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9))
-        head.attach(optimizers[-1])
+    small, first = attached_head(OPTIMIZERS["momentum"], classes=3)
+    large, second = attached_head(OPTIMIZERS["momentum"], classes=5)
     small.add_classes(2)
     with torch.no_grad():
         large.weight.copy_(small.weight)
-    for head, optimizer in zip((small, large), optimizers, strict=True):
+    for head, optimizer in ((small, first), (large, second)):
         torch.manual_seed(2)
         for _ in range(4):
             train(head, optimizer, (0, 3, 4))
@@ -92,9 +82,7 @@ def test_grown_training_equals_training_that_had_the_rows_from_the_start() -> No
 
 
 def test_with_a_graph_alive_and_gradients_pending() -> None:
-    head = HebbianSoftmax(4, 6, bias=True, scale=1.0, center=False, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
-    head.attach(optimizer)
+    head, optimizer = attached_head(lr=0.0, bias=True, scale=1.0, center=False)
     h = torch.randn(1, 4)
     alive = head.loss(torch.randn(2, 4), torch.tensor([0, 1]))  # never backpropagated, and kept
     head.loss(h, torch.tensor([3])).backward()
@@ -116,9 +104,7 @@ def test_with_a_graph_alive_and_gradients_pending() -> None:
 @pytest.mark.parametrize("remember", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_loss_from_before_is_refused_without_harm(remember: bool, frozen: bool) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     h = torch.randn(2, 4, requires_grad=not frozen)
     alive = head.loss(h, torch.tensor([0, 1]), remember=remember)
     head.add_classes(3)
@@ -168,18 +154,12 @@ def test_parameter_groups() -> None:
     train(head, optimizer, (6,))
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
-def test_bad_numbers(bad: object) -> None:
-    with pytest.raises((ValueError, TypeError), match="n must be"):
-        HebbianSoftmax(4, 6, **OK).add_classes(bad)
-
-
-def test_bad_optimizer() -> None:
+def test_bad_arguments_and_a_head_on_meta() -> None:
+    for bad in (0, -1, 1.5, True):
+        with pytest.raises((ValueError, TypeError), match="n must be"):
+            HebbianSoftmax(4, 6, **OK).add_classes(bad)
     with pytest.raises(TypeError, match="optimizer must be"):
         HebbianSoftmax(4, 6, **OK).add_classes(1, optimizer="adam")
-
-
-def test_on_meta() -> None:
     with pytest.raises(ValueError, match="meta device"):
         HebbianSoftmax(4, 6, device="meta", **OK).add_classes(1)
 
@@ -200,16 +180,14 @@ def test_growing_often_leaves_one_hook() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "name", "start"),
     [
-        (torch.optim.Rprop, {"lr": 0.02}, "step_size", 0.02),
+        (torch.optim.Rprop, {}, "step_size", 0.02),
         (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "sum", 0.1),
         (torch.optim.Adafactor, {}, "row_var", 0.0),
     ],
 )
 @pytest.mark.parametrize("classes", [1, 6])
 def test_new_rows_start_as_the_optimizer_starts(kind, options, name, start, classes) -> None:
-    head = HebbianSoftmax(4, classes, **OK)
-    optimizer = kind(head.parameters(), **options)
-    head.attach(optimizer)
+    head, optimizer = attached_head(partial(kind, **options), lr=0.02, classes=classes)
     train(head, optimizer, (0,))
     head.add_classes(2)
     new = optimizer.state[head.weight][name][classes:]

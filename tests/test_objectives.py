@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hebbian_softmax import SVM, Euclidean, HebbianSoftmax, InnerProduct, SparseSoftmax
-from hebbian_softmax.objectives import nearest_rows, project, resolve_objective
+from hebbian_softmax.objectives import nearest_rows, resolve_objective
 
 RADIUS = 10.0
 ALL = [Euclidean(RADIUS), InnerProduct(), SVM(neighbours=5), SparseSoftmax(neighbours=5)]
@@ -139,11 +139,6 @@ def test_nothing_leaves_the_ball(seed, size, dtype, objective) -> None:
     found = objective(h, rows, own, weight)
     assert bool(torch.isfinite(found).all())
     assert float(found.double().norm(dim=1).max()) <= RADIUS * (1 + 1e-6 if dtype == torch.float32 else 1 + 1e-14)
-
-
-def test_project_leaves_the_inside_alone() -> None:
-    inside = torch.randn(5, 3)
-    assert torch.equal(project(inside, 100.0), inside)
 
 
 @pytest.mark.parametrize("objective", [SVM(neighbours=5), SparseSoftmax(neighbours=5)])

@@ -17,6 +17,7 @@ from hebbian_softmax import HebbianSoftmax, InnerProduct, OnePassAdam, OnePassRM
 from hebbian_softmax.optim import OnePass
 from tests.closeness import assert_states_as_close
 from tests.interpreter import quiet
+from tests.on_gpu import make_steps, no_waiting
 from tests.one_pass import (
     CLASSES,
     FEATURES,
@@ -30,7 +31,6 @@ from tests.one_pass import (
     model,
     train,
 )
-from tests.waiting import no_waiting
 
 pytestmark = quiet
 device = any_device
@@ -44,12 +44,8 @@ def test_the_steps_are_torchs(name: str, dtype: torch.dtype, device: str) -> Non
     # On a GPU steps are counted in float32, as torch counts them if a CUDA graph may hold them.
     torchs = theirs(nets[1].parameters(), **settings, capturable=device == "cuda")
     optimizers = [ours(nets[0].parameters(), **settings), torchs, theirs(nets[2].parameters(), **settings)]
-    for number in range(4):
-        for net, optimizer in zip(nets, optimizers, strict=True):
-            x, y = batch(number, device, dtype=net["head"].weight.dtype)
-            optimizer.zero_grad()
-            net["head"].loss(net["net"](x), y, remember=False).backward()
-            optimizer.step()
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, range(4), remember=False)
     assert_states_as_close(*(net.state_dict() for net in nets))
     for index in range(len(list(nets[0].parameters()))):
         states = [optimizer.state_dict()["state"][index] for optimizer in optimizers]
@@ -120,34 +116,26 @@ def test_autograd_sees_the_step(name: str, device: str) -> None:
             product.sum().backward()
 
 
-def test_folded_activations_follow_the_step(device: str) -> None:
+@pytest.mark.parametrize("change", ["folded", "not memorizing"])
+def test_folded_activations_follow_the_step_and_memorizing_false_counts(change: str, device: str) -> None:
     """Kernels take activations; sums of them are written by torch's operations."""
     ways = ThreeWays("adam", device)
     for net in ways.nets:
-        net["head"].attachment.pending.fold_rows = 10
+        net["head"].memorizing = change != "not memorizing"
+        net["head"].attachment.pending.fold_rows = 10 if change == "folded" else None
     ways.train(range(2), parts=3)
     ways.check()
     assert int(ways.found["head"].counts.sum()) == 2 * 8 * 3
-
-
-def test_memorizing_false_steps_and_counts(device: str) -> None:
-    ways = ThreeWays("adam", device)
-    for net in ways.nets:
-        net["head"].memorizing = False
-    ways.train(range(2))
-    ways.check()
 
 
 def test_steps_without_the_head_and_a_frozen_one(device: str) -> None:
     ways = ThreeWays("rmsprop", device)
     for net, optimizer in ways:
         train(net, optimizer, range(2))
-        (x5, _), (x6, y6) = (batch(number, device, dtype=net["head"].weight.dtype) for number in (5, 6))
         optimizer.zero_grad()
-        net["net"](x5).sum().backward()
+        net["net"](batch(5, device, dtype=net["head"].weight.dtype)[0]).sum().backward()
         optimizer.step()
-        net["head"].loss(net["net"](x6), y6, remember=False).backward()
-        optimizer.step()
+        train(net, optimizer, range(6, 7), remember=False)
         net["head"].weight.requires_grad_(False)
         train(net, optimizer, range(7, 8))
     ways.check()
@@ -248,9 +236,8 @@ def test_lr_as_a_tensor_groups_and_closure(device: str) -> None:
     nets = [model(device), model(device), model(device).double()]
     for kind, net in zip((SmallAdam, torch.optim.Adam, torch.optim.Adam), nets, strict=True):
         capturable = {} if kind is SmallAdam or device == "cpu" else {"capturable": True}
-        optimizer = kind(
-            [{"params": net["head"].parameters(), "lr": torch.tensor(0.02, device=device)}], eps=1e-3, **capturable
-        )
+        group = {"params": net["head"].parameters(), "lr": torch.tensor(0.02, device=device)}
+        optimizer = kind([group], eps=1e-3, **capturable)
         optimizer.add_param_group({"params": net["net"].parameters(), "lr": 0.005})
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for number in range(3):
@@ -306,23 +293,27 @@ def test_the_write_comes_after_the_whole_step_of_a_subclass(hooked: bool, device
     assert int(head.counts[3]) == 1
 
 
-def test_errors() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options", "match"),
+    [
+        (OnePassRMSprop, {"lr": -1.0}, "lr must be at least 0"),
+        (OnePassAdam, {"lr": torch.tensor([0.1, 0.2])}, "lr must be a number or a tensor of one"),
+        (OnePassRMSprop, {"alpha": 2}, "alpha must be in"),
+        (OnePassAdam, {"betas": (0.9, 1.0)}, r"betas\[1\] must be below 1"),
+        (OnePassAdam, {"betas": (0.9,)}, r"betas must be two numbers, got \(0\.9,\)"),
+        (OnePassAdam, {"eps": -1e-8}, "eps must be at least 0"),
+    ],
+)
+def test_bad_settings(kind: type[OnePass], options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        kind(nn.Linear(2, 2).parameters(), **options)
+
+
+def test_bad_parameters() -> None:
     head = HebbianSoftmax(4, 5, gamma=0.3, limit=7)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):
         OnePassAdam(nn.Linear(2, 2).parameters(), head=head)
     assert head.attachment is None
-    with pytest.raises(ValueError, match="lr must be at least 0"):
-        OnePassRMSprop(head.parameters(), lr=-1.0)
-    with pytest.raises(ValueError, match="lr must be a number or a tensor of one"):
-        OnePassAdam(head.parameters(), lr=torch.tensor([0.1, 0.2]))
-    with pytest.raises(ValueError, match="alpha must be in"):
-        OnePassRMSprop(head.parameters(), alpha=2)
-    with pytest.raises(ValueError, match=r"betas\[1\] must be below 1"):
-        OnePassAdam(head.parameters(), betas=(0.9, 1.0))
-    with pytest.raises(ValueError, match=r"betas must be two numbers, got \(0\.9,\)"):
-        OnePassAdam(head.parameters(), betas=(0.9,))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="eps must be at least 0"):
-        OnePassAdam(head.parameters(), eps=-1e-8)
     with pytest.raises(TypeError, match="must be real"):
         OnePassAdam([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
     embedding = nn.Embedding(5, 4, sparse=True)
@@ -394,20 +385,7 @@ def test_a_whole_step_in_a_graph(name: str) -> None:
             net["head"].loss(net["net"](x), y).backward()
             optimizer.step()
 
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        for number in range(8):
-            for static, new in zip((x, y), batch(number, "cuda"), strict=True):
-                static.copy_(new)
-            if number >= 3 and graphed:
-                if number == 3:
-                    with torch.cuda.graph(graph):
-                        step()
-                graph.replay()
-            else:
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    step()
-                torch.cuda.current_stream().wait_stream(side)
+        make_steps(step, (x, y), [batch(number, "cuda") for number in range(8)], graphed)
         return net.state_dict(), optimizer.state[net["head"].weight]["step"]
 
     (found, found_steps), (expected, expected_steps) = run(True), run(False)

@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax
+from tests.heads import assert_same_bits, attached_head, copied_state, unchanged
 
 OK = {"gamma": 0.3, "limit": 9}
 # torch's compiler reads .grad of what it traces, and pays no heed to filters made errors.
 COMPILES = pytest.mark.filterwarnings("ignore:The .grad attribute")
 
 
-def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
+def train_for(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
     torch.manual_seed(seed)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -51,22 +52,15 @@ def dcp_save(state: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 @pytest.mark.parametrize("save", [torch_save, safetensors_save, dcp_save])
 def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, tmp_path: Path) -> None:
-    head = HebbianSoftmax(4, 6, bias=True, scale=scale, **OK)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
-    head.attach(optimizer)
-    train(head, optimizer, after, seed=1)
-    state = {name: value.clone() for name, value in head.state_dict().items()}
-    optimizer_state = dict(optimizer.state_dict().items())
-    resumed = HebbianSoftmax(4, 6, bias=True, scale=scale, **OK)
-    resumed.load_state_dict(save(state, tmp_path))
-    new_optimizer = torch.optim.Adam(resumed.parameters(), lr=0.01)
-    torch.save(optimizer_state, tmp_path / "optimizer.pt")
+    head, optimizer = attached_head(torch.optim.Adam, lr=0.01, bias=True, scale=scale)
+    train_for(head, optimizer, after, seed=1)
+    resumed, new_optimizer = attached_head(torch.optim.Adam, lr=0.01, bias=True, scale=scale)
+    resumed.load_state_dict(save(copied_state(head), tmp_path))
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     new_optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    resumed.attach(new_optimizer)
-    train(head, optimizer, 4, seed=2)
-    train(resumed, new_optimizer, 4, seed=2)
-    for name, value in head.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+    for each, its_optimizer in ((head, optimizer), (resumed, new_optimizer)):
+        train_for(each, its_optimizer, 4, seed=2)
+    assert_same_bits(resumed.state_dict(), head.state_dict())
 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
@@ -138,11 +132,8 @@ def test_from_linear_with_counts_of_ones_own(caplog: pytest.LogCaptureFixture) -
 )
 def test_a_state_that_does_not_fit_changes_nothing(other: nn.Module, match: str) -> None:
     head = HebbianSoftmax(4, 6, **OK)
-    before = {name: value.clone() for name, value in head.state_dict().items()}
-    with pytest.raises(ValueError, match=match):
+    with unchanged(head), pytest.raises(ValueError, match=match):
         head.load_state_dict(other.state_dict())
-    for name, value in head.state_dict().items():
-        assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -153,22 +144,22 @@ def test_a_missing_bias_is_told(strict: bool) -> None:
 
 
 def test_pending_is_not_saved() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
-    before = {name: value.clone() for name, value in head.state_dict().items()}
-    head.loss(torch.randn(1, 4), torch.tensor([1])).backward()
-    for name, value in head.state_dict().items():
-        assert torch.equal(value, before[name])
+    head, _optimizer = attached_head()
+    with unchanged(head):
+        head.loss(torch.randn(1, 4), torch.tensor([1])).backward()
 
 
-def test_reset_parameters_forgets() -> None:
+def test_loading_and_reset_parameters_forget() -> None:
     head = HebbianSoftmax(4, 6, **OK)
-    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    for _ in range(2):
+        head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    assert head.running.knows_rows()
+    fresh = HebbianSoftmax(4, 6, **OK).state_dict()
+    head.load_state_dict(fresh)
+    assert not head.running.knows_rows()  # loading looks for familiar rows anew
     head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
     head.reset_parameters()
-    assert not head.counts.any()
-    assert not head.running.mean.any()
+    assert_same_bits(head.state_dict(), fresh | {"weight": head.weight})
     assert not head.running.knows_rows()
 
 
@@ -191,23 +182,29 @@ def test_export_of_the_inference_path() -> None:
 class Classifier(nn.Module):
     def __init__(self, **options: object) -> None:
         super().__init__()
-        self.net = nn.Linear(3, 4)
         self.head = HebbianSoftmax(4, 6, **(OK | options))
+        self.net = nn.Linear(3, 4, dtype=self.head.weight.dtype)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.head.loss(self.net(x).tanh(), y)
 
 
+def attached_classifier(**options: object) -> tuple[Classifier, torch.optim.Optimizer]:
+    """Return a model to compile, and its optimizer; forget what was compiled before."""
+    torch._dynamo.reset()
+    model = Classifier(**options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.head.attach(optimizer)
+    return model, optimizer
+
+
 @COMPILES
 @pytest.mark.parametrize("kind", ["loss", "remember"])
 def test_compiled_training_is_eager_training(kind: str) -> None:
-    torch._dynamo.reset()
     results = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = Classifier().double()  # so that only a real difference is seen
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        model.head.attach(optimizer)
+        model, optimizer = attached_classifier(dtype=torch.float64)  # so that only a real difference is seen
 
         def loss_of(x: Tensor, y: Tensor, model: Classifier = model) -> Tensor:
             if kind == "loss":
@@ -222,7 +219,7 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
             optimizer.zero_grad()
             run(x, y).backward()
             optimizer.step()
-        results.append({name: value.clone() for name, value in model.state_dict().items()})
+        results.append(copied_state(model))
     assert int(results[0]["head.counts"].sum()) == 30
     for name, value in results[0].items():
         torch.testing.assert_close(results[1][name], value, rtol=1e-9, atol=1e-9)
@@ -230,13 +227,9 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
 
 @COMPILES
 def test_loss_costs_at_most_one_graph_break() -> None:
-    torch._dynamo.reset()
-    model = Classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.head.attach(optimizer)
+    model, _optimizer = attached_classifier()
     x, y = torch.randn(5, 3), torch.randint(6, (5,))
-    explained = torch._dynamo.explain(model)(x, y)
-    assert explained.graph_break_count <= 1
+    assert torch._dynamo.explain(model)(x, y).graph_break_count <= 1
     model.eval()
     torch._dynamo.reset()
     assert torch._dynamo.explain(model)(x, y).graph_break_count == 0
@@ -244,10 +237,7 @@ def test_loss_costs_at_most_one_graph_break() -> None:
 
 @COMPILES
 def test_a_compiled_model_recompiles_after_growth() -> None:
-    torch._dynamo.reset()
-    model = Classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.head.attach(optimizer)
+    model, optimizer = attached_classifier()
     compiled = torch.compile(model, backend="aot_eager")
     for classes in (6, 8):
         for _ in range(2):
@@ -266,10 +256,7 @@ def test_a_compiled_model_recompiles_after_growth() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
 @pytest.mark.slow
 def test_compiled_by_inductor() -> None:
-    torch._dynamo.reset()
-    model = Classifier(scale=1.0, center=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model.head.attach(optimizer)
+    model, optimizer = attached_classifier(scale=1.0, center=False)
     compiled = torch.compile(model)
     for _ in range(3):
         optimizer.zero_grad()
@@ -298,12 +285,3 @@ def test_a_cast_state_assigned_keeps_counts_and_running_values_exact() -> None:
     head.load_state_dict(state, assign=True)
     assert head.counts.dtype == torch.int64
     assert head.running.mean.dtype == head.running.norms.dtype == torch.float32
-
-
-def test_loading_looks_for_familiar_rows_anew() -> None:
-    trained = HebbianSoftmax(4, 6, **OK)
-    for _ in range(2):
-        trained.memorize(torch.randn(2, 4), torch.tensor([0, 1]))
-    assert trained.running.knows_rows()
-    trained.load_state_dict(HebbianSoftmax(4, 6, **OK).state_dict())
-    assert not trained.running.knows_rows()

@@ -161,7 +161,7 @@ assert "triton" not in sys.modules
 
 
 def test_the_class_of_sharded_modules() -> None:
-    """Sharded tensors themselves need several processes: see ``tests/distributed/test_fsdp.py``."""
+    """Sharded tensors themselves need several processes: see ``tests/distributed/test_training.py``."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     assert _torch.fsdp_class() in (None, FSDPModule)

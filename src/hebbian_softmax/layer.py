@@ -121,13 +121,7 @@ class HebbianSoftmax(nn.Linear):
 
     @classmethod
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        *,
-        gamma: float,
-        limit: int,
-        counts: Tensor | int | None = None,
-        **options: Any,
+        cls, linear: nn.Linear, *, gamma: float, limit: int, counts: Tensor | int | None = None, **options: Any
     ) -> HebbianSoftmax:
         """Return a head that has the parameters of a trained ``nn.Linear``, not copies of them.
 
@@ -369,11 +363,11 @@ class HebbianSoftmax(nn.Linear):
 
     def _copy_for(self, h: Tensor) -> Tensor | None:
         """Return the weight's copy in bfloat16 if there is one and products with ``h`` run in bfloat16."""
-        if self.low_precision is None or torch.compiler.is_compiling() or product_dtype(h) != torch.bfloat16:
+        if self.low_precision is None or torch.compiler.is_compiling() or _torch.is_transforming():
+            return None  # in a transform the weight is a wrapper without memory
+        if h.dtype == torch.float32 and not torch.is_autocast_enabled(h.device.type):
             return None
-        if _torch.is_transforming():
-            return None  # the weight is then a wrapper without memory
-        return self.low_precision.of(self.weight)
+        return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)

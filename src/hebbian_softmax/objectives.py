@@ -207,12 +207,7 @@ def _weighted(coefficients: Tensor, near: Tensor) -> Tensor:
     return (coefficients.unsqueeze(-2) @ near).squeeze(-2)
 
 
-_BY_NAME: dict[str, Objective] = {
-    "l2": Euclidean(),
-    "ip": InnerProduct(),
-    "svm": SVM(),
-    "smax": SparseSoftmax(),
-}
+_BY_NAME: dict[str, Objective] = {"l2": Euclidean(), "ip": InnerProduct(), "svm": SVM(), "smax": SparseSoftmax()}
 
 
 def resolve_objective(objective: str | Objective) -> Objective:

@@ -187,9 +187,23 @@ class OnePass(torch.optim.Optimizer, ABC):
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         """Return β₁ and β₂; RMSprop has only the second."""
 
-    @abstractmethod
     def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Step several parameters by torch."""
+        """Step several parameters by torch: those on GPUs, whose steps are counted there, and the others."""
+        for on_gpu in (True, False):
+            some = [p for p in params if p.is_cuda == on_gpu]
+            if not some:
+                continue
+            lr = group["lr"]
+            if on_gpu and isinstance(lr, Tensor) and not lr.is_cuda:
+                lr = float(lr)  # torch wants a number or a tensor on the device
+            lists = {name: [self.state[p][name] for p in some] for name in ("step", *self._moments)}
+            lists |= {"param": some, "grad": [p.grad for p in some if p.grad is not None]}
+            options = {"lr": lr, "eps": group["eps"], "weight_decay": group["weight_decay"]}
+            self._call_torch(lists, self._betas(group), foreach=on_gpu, capturable=on_gpu, **options)
+
+    @abstractmethod
+    def _call_torch(self, lists: dict[str, list[Tensor]], betas: tuple[float, float], **options: Any) -> None:
+        """Let torch step parameters that are given, with their gradients and states, in ``lists``."""
 
 
 class OnePassRMSprop(OnePass):
@@ -232,24 +246,9 @@ class OnePassRMSprop(OnePass):
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         return 0.0, group["alpha"]
 
-    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for some, on_gpu in _by_device(params):
-            rmsprop(
-                some,
-                [p.grad for p in some if p.grad is not None],
-                [self.state[p]["square_avg"] for p in some],
-                [],
-                [],
-                [self.state[p]["step"] for p in some],
-                foreach=on_gpu,
-                capturable=on_gpu,
-                lr=_lr(group, on_gpu),
-                alpha=group["alpha"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                momentum=0,
-                centered=False,
-            )
+    def _call_torch(self, lists: dict[str, list[Tensor]], betas: tuple[float, float], **options: Any) -> None:
+        params, grads, square, steps = (lists[name] for name in ("param", "grad", "square_avg", "step"))
+        rmsprop(params, grads, square, [], [], steps, alpha=betas[1], momentum=0, centered=False, **options)
 
 
 class OnePassAdam(OnePass):
@@ -281,35 +280,7 @@ class OnePassAdam(OnePass):
         beta1, beta2 = group["betas"]
         return beta1, beta2
 
-    def _step_together(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
-        for some, on_gpu in _by_device(params):
-            adam(
-                some,
-                [p.grad for p in some if p.grad is not None],
-                [self.state[p]["exp_avg"] for p in some],
-                [self.state[p]["exp_avg_sq"] for p in some],
-                [],
-                [self.state[p]["step"] for p in some],
-                foreach=on_gpu,
-                capturable=on_gpu,
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=_lr(group, on_gpu),
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
-
-
-def _lr(group: dict[str, Any], on_gpu: bool) -> Any:
-    """Return the learning rate; for a GPU a tensor on the CPU is read as a number."""
-    lr = group["lr"]
-    return float(lr) if on_gpu and isinstance(lr, Tensor) and not lr.is_cuda else lr
-
-
-def _by_device(params: list[Tensor]) -> list[tuple[list[Tensor], bool]]:
-    """Return the parameters on GPUs, whose steps are counted there, and the others."""
-    parts = [([p for p in params if p.is_cuda == on_gpu], on_gpu) for on_gpu in (True, False)]
-    return [(some, on_gpu) for some, on_gpu in parts if some]
+    def _call_torch(self, lists: dict[str, list[Tensor]], betas: tuple[float, float], **options: Any) -> None:
+        params, grads, mean, square, steps = (lists[name] for name in ("param", "grad", *self._moments, "step"))
+        options |= {"beta1": betas[0], "beta2": betas[1]}
+        adam(params, grads, mean, square, [], steps, amsgrad=False, maximize=False, **options)

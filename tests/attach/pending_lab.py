@@ -16,9 +16,10 @@ TO_NONE = pytest.mark.parametrize("to_none", [True, False], ids=["to-none", "in-
 class Lab:
     """A head, its optimizer, and the oracle's rows beside it."""
 
-    def __init__(self, lr: float = 0.1, **options: object) -> None:
+    def __init__(self, lr: float = 0.1, frozen: bool = False, **options: object) -> None:
         settings = {"gamma": 0.3, "limit": 100, "scale": 1.0, "center": False, "dtype": torch.float64} | options
         self.head = HebbianSoftmax(FEATURES, CLASSES, **settings)
+        self.head.weight.requires_grad_(not frozen)
         self.model = nn.Sequential(nn.Linear(3, FEATURES).double(), self.head)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
         self.handle = self.head.attach(self.optimizer)
@@ -28,6 +29,12 @@ class Lab:
         x = torch.randn(len(labels), 3, dtype=torch.float64)
         h = self.model[0](x)
         return (h if grad else h.detach()), torch.tensor(labels)
+
+    def learn(self, *labels: int, grad: bool = True) -> tuple[Tensor, Tensor]:
+        """Backpropagate the loss of a batch, and return the batch."""
+        batch = self.batch(*labels, grad=grad)
+        self.head.loss(*batch).backward()
+        return batch
 
     def step_writes(self, *batches: tuple[Tensor, Tensor], step: bool = True) -> None:
         """Step, and check that just these batches, as one, were written on top of the gradient step."""

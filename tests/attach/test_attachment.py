@@ -9,46 +9,33 @@ import weakref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hebbian_softmax import HebbianSoftmax
+from tests.heads import attached_head, train
 
 OK = {"gamma": 0.3, "limit": 9}
 
 
-def train(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, labels: tuple[int, ...] = (1, 2)) -> None:
-    optimizer.zero_grad()
-    dtype, device = head.weight.dtype, head.weight.device
-    h = torch.randn(len(labels), head.in_features, dtype=dtype, device=device)
-    head.loss(h, torch.tensor(labels, device=device)).backward()
-    optimizer.step()
-
-
-def test_an_optimizer_without_the_weight_is_refused() -> None:
+def test_lbfgs_and_an_optimizer_without_the_weight_are_refused() -> None:
     head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):
         head.attach(torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got Linear"):
         head.attach(other)
+    with pytest.raises(TypeError, match="LBFGS"):
+        head.attach(torch.optim.LBFGS(head.parameters()))
     assert head.attachment is None
 
 
-def test_lbfgs_is_refused() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    with pytest.raises(TypeError, match="LBFGS"):
-        head.attach(torch.optim.LBFGS(head.parameters()))
-
-
 def test_attaching_twice_is_refused_until_the_first_is_removed_or_gone() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    first = torch.optim.SGD(head.parameters(), lr=0.1)
-    handle = head.attach(first)
+    head, first = attached_head()
     for optimizer in (first, torch.optim.SGD(head.parameters(), lr=0.1)):
         with pytest.raises(RuntimeError, match="attached to an optimizer already"):
             head.attach(optimizer)
     train(head, first)
     assert head.counts.tolist() == [0, 1, 1, 0, 0, 0]  # once, not twice
-    handle.remove()
+    head.attachment.remove()
     second = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(second)
     train(head, second)
@@ -91,18 +78,14 @@ class MasterCopy(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_optimizer_with_its_own_copy_of_the_weight_is_refused_at_its_first_step(dtype: torch.dtype) -> None:
-    head = HebbianSoftmax(4, 6, dtype=dtype, **OK)
-    optimizer = MasterCopy(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(MasterCopy, dtype=dtype)
     with pytest.raises(RuntimeError, match="MasterCopy keeps its own copy of the weight"):
         train(head, optimizer)
     assert int(head.counts.sum()) == 0
 
 
 def test_a_weight_replaced_after_attach_is_told() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     head.weight = nn.Parameter(torch.randn(6, 4))
     with pytest.raises(RuntimeError, match=r"replaced after head\.attach"):
         train(head, optimizer)
@@ -110,9 +93,7 @@ def test_a_weight_replaced_after_attach_is_told() -> None:
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, copy.copy, lambda head: pickle.loads(pickle.dumps(head))])
 def test_copies_are_unattached_and_the_original_stays_attached(copier) -> None:
-    head = HebbianSoftmax(4, 6, rate=None, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     head.loss(torch.randn(1, 4), torch.tensor([3])).backward()
     twin = copier(head)
     with pytest.warns(UserWarning, match="not attached"):
@@ -127,9 +108,7 @@ def test_copies_are_unattached_and_the_original_stays_attached(copier) -> None:
 
 
 def test_copied_optimizers_do_not_write() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
     twin = copy.deepcopy(optimizer)
     head.loss(torch.randn(1, 4), torch.tensor([3])).backward()
     twin.step()
@@ -138,9 +117,7 @@ def test_copied_optimizers_do_not_write() -> None:
 
 def test_a_whole_model_is_copied_with_its_training() -> None:
     """deepcopy of (model, optimizer) together, as averaging and checkpointing code does."""
-    head = HebbianSoftmax(4, 6, **OK)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(torch.optim.Adam)
     train(head, optimizer)
     twin, twin_optimizer = copy.deepcopy((head, optimizer))
     twin.attach(twin_optimizer)
@@ -184,16 +161,14 @@ def test_autocast_writes_full_precision(dtype: torch.dtype) -> None:
     net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
     optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
-    seen: list[Tensor] = []
     with torch.autocast("cpu", dtype):
         h = net(torch.randn(2, 3))
-        seen.append(h.detach())
         loss = head.loss(h, torch.tensor([1, 2]))
     assert h.dtype == dtype
     loss.backward()
     optimizer.step()
     assert head.weight.dtype == torch.float32
-    assert torch.equal(head.weight[[1, 2]], seen[0].float())
+    assert torch.equal(head.weight[[1, 2]], h.float())
     assert head.counts.tolist() == [0, 1, 1, 0, 0, 0]
 
 
@@ -217,9 +192,7 @@ def test_fp16_autocast_with_a_scaler_learns() -> None:
 
 
 def test_changing_dtype_mid_training() -> None:
-    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(scale=1.0, center=False)
     train(head, optimizer)
     head.double()
     train(head, optimizer, (2, 3))
@@ -236,9 +209,7 @@ def test_nothing_is_kept_alive_by_a_cycle() -> None:
     gc.collect()
     gc.disable()
     try:
-        head = HebbianSoftmax(4, 6, **OK)
-        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-        head.attach(optimizer)
+        head, optimizer = attached_head()
         train(head, optimizer)
         gone = [weakref.ref(head), weakref.ref(head.weight), weakref.ref(optimizer)]
         del head, optimizer
@@ -265,9 +236,9 @@ def test_attaching_again_and_again_leaves_one_hook() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_backward_after_remove_changes_nothing(frozen: bool) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head, optimizer = attached_head()
+    head.attachment.remove()
     head.weight.requires_grad_(not frozen)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     handle = head.attach(optimizer)
     loss = head.loss(torch.randn(1, 4, requires_grad=True), torch.tensor([1]))
     handle.remove()
@@ -276,9 +247,9 @@ def test_a_backward_after_remove_changes_nothing(frozen: bool) -> None:
 
 
 def test_a_model_that_keeps_its_handle_can_be_saved_and_copied(tmp_path) -> None:
-    model = nn.Sequential(HebbianSoftmax(4, 6, **OK))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.handle = model[0].attach(optimizer)
+    head, _optimizer = attached_head()
+    model = nn.Sequential(head)
+    model.handle = head.attachment
     torch.save(model, tmp_path / "model.pt")
     for twin in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
         assert not twin.handle.active
@@ -287,9 +258,8 @@ def test_a_model_that_keeps_its_handle_can_be_saved_and_copied(tmp_path) -> None
 
 @pytest.mark.parametrize("optimizer_too", [False, True])
 def test_a_loss_may_outlive_its_head(optimizer_too: bool) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
-    weight, optimizer = head.weight, torch.optim.SGD(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head()
+    weight = head.weight
     loss = head.loss(torch.randn(2, 4), torch.tensor([1, 2]))
     del head
     if optimizer_too:
@@ -320,9 +290,7 @@ class Shrinking(torch.optim.SGD):
 
 def test_the_write_comes_after_the_whole_step_of_a_subclass() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # from now on SGD.step itself runs hooks
-    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
-    optimizer = Shrinking(head.parameters(), lr=0.1)
-    head.attach(optimizer)
+    head, optimizer = attached_head(Shrinking, scale=1.0, center=False)
     h = torch.randn(1, 4)
     head.loss(h, torch.tensor([3])).backward()
     optimizer.step()

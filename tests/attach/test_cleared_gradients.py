@@ -10,46 +10,32 @@ from tests.attach.pending_lab import TO_NONE, Lab
 
 
 @TO_NONE
-def test_zero_grad_before_the_loss(to_none: bool) -> None:
+@pytest.mark.parametrize("when", ["before the loss", "between loss and backward", "after the step"])
+def test_zero_grad_at_a_harmless_time(to_none: bool, when: str) -> None:
     lab = Lab()
-    for labels in ((1, 2), (2, 3)):
-        lab.optimizer.zero_grad(set_to_none=to_none)
-        batch = lab.batch(*labels)
-        lab.head.loss(*batch).backward()
-        lab.step_writes(batch)
 
+    def zero_grad(now: str) -> None:
+        if now == when:
+            lab.optimizer.zero_grad(set_to_none=to_none)
 
-@TO_NONE
-def test_zero_grad_between_loss_and_backward(to_none: bool) -> None:
-    lab = Lab()
     for labels in ((1, 2), (2, 3)):
+        zero_grad("before the loss")
         batch = lab.batch(*labels)
         loss = lab.head.loss(*batch)
-        lab.optimizer.zero_grad(set_to_none=to_none)
+        zero_grad("between loss and backward")
         loss.backward()
         lab.step_writes(batch)
-
-
-@TO_NONE
-def test_zero_grad_after_the_step(to_none: bool) -> None:
-    lab = Lab()
-    for labels in ((1, 2), (2, 3)):
-        batch = lab.batch(*labels)
-        lab.head.loss(*batch).backward()
-        lab.step_writes(batch)
-        lab.optimizer.zero_grad(set_to_none=to_none)
+        zero_grad("after the step")
 
 
 @TO_NONE
 @pytest.mark.parametrize("whose", ["optimizer", "model", "by hand"])
 def test_zero_grad_between_backward_and_step_drops_the_batch(to_none: bool, whose: str) -> None:
     lab = Lab()
-    lab.head.loss(*lab.batch(1, 2)).backward()
+    lab.learn(1, 2)
     clear(lab, to_none, whose)
     lab.step_writes()
-    batch = lab.batch(3)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(3))
 
 
 @TO_NONE
@@ -57,7 +43,7 @@ def test_zero_grad_between_backward_and_step_drops_the_batch(to_none: bool, whos
 @pytest.mark.parametrize("then", ["loss", "remember", "not remembered", "plain"])
 def test_a_batch_whose_gradient_was_cleared_does_not_join_the_next(to_none: bool, whose: str, then: str) -> None:
     lab = Lab()
-    lab.head.loss(*lab.batch(1, 2)).backward()
+    lab.learn(1, 2)
     clear(lab, to_none, whose)
     h, y = lab.batch(3, 3, 4)
     if then == "loss":
@@ -84,13 +70,11 @@ def clear(lab: Lab, to_none: bool, whose: str) -> None:
 
 def test_clipping_and_scaling_the_gradient_keep_what_is_pending() -> None:
     lab = Lab()
-    batch = lab.batch(1, 2)
-    lab.head.loss(*batch).backward()
+    batch = lab.learn(1, 2)
     nn.utils.clip_grad_norm_(lab.model.parameters(), 1e-3)
     lab.step_writes(batch)
     lab.optimizer.zero_grad()
-    batch = lab.batch(2, 4)
-    lab.head.loss(*batch).backward()
+    batch = lab.learn(2, 4)
     lab.head.weight.grad = lab.head.weight.grad * 0.5
     lab.step_writes(batch)
 

@@ -21,9 +21,7 @@ from tests.attach.pending_lab import CLASSES, FEATURES, Lab
 def test_loss_without_backward() -> None:
     lab = Lab()
     lab.head.loss(*lab.batch(1, 2))
-    batch = lab.batch(3)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(3))
 
 
 def test_nothing_pending_nothing_written() -> None:
@@ -129,20 +127,19 @@ def test_memory_does_not_grow_when_nobody_steps() -> None:
     lab.handle.pending.fold_rows = 16
     batches = []
     for _ in range(40):
-        batches.append(lab.batch(*torch.randint(CLASSES, (5,)).tolist()))
-        lab.head.loss(*batches[-1]).backward()
+        batches.append(lab.learn(*torch.randint(CLASSES, (5,)).tolist()))
         assert lab.handle.pending.rows() <= 16
     lab.step_writes(*batches)
 
 
 def test_a_step_after_remove_writes_nothing_and_pending_is_forgotten() -> None:
     lab = Lab()
-    lab.head.loss(*lab.batch(1, 2)).backward()
+    lab.learn(1, 2)
     lab.handle.remove()
     lab.handle.remove()
     lab.step_writes()
     with pytest.warns(UserWarning, match="not attached"):
-        lab.head.loss(*lab.batch(1)).backward()
+        lab.learn(1)
     lab.handle = lab.head.attach(lab.optimizer)
     batch = lab.batch(3)
     lab.optimizer.zero_grad()
@@ -193,7 +190,7 @@ def test_an_optimizer_that_steps_within_backward() -> None:
 
     lab.head.weight.register_post_accumulate_grad_hook(step_now)
     for step in range(3):
-        lab.head.loss(*lab.batch(step)).backward()
+        lab.learn(step)
         assert lab.head.counts.tolist() == [1] * (step + 1) + [0] * (CLASSES - step - 1)
 
 

@@ -22,13 +22,8 @@ def test_remember_without_backward(frozen: bool) -> None:
 
 
 def test_a_frozen_weight_is_written_by_the_rule_alone() -> None:
-    lab = Lab()
-    lab.handle.remove()
-    lab.head.weight.requires_grad_(False)
-    lab.handle = lab.head.attach(lab.optimizer)
-    batch = lab.batch(1, 2, 2)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab = Lab(frozen=True)
+    lab.step_writes(lab.learn(1, 2, 2))
 
 
 @pytest.mark.parametrize("order", ["remember first", "head first", "detached", "functional"])
@@ -38,14 +33,10 @@ def test_remember_for_a_loss_of_ones_own(order: str, frozen: bool) -> None:
     for labels in ((1, 2, 2), (2, 3)):
         lab.optimizer.zero_grad()
         h, y = lab.batch(*labels, grad=not frozen)
-        if order == "remember first":
+        if order in ("remember first", "functional"):
             lab.head.remember(h, y)
-            logits = lab.head(h)
-        elif order == "functional":
-            lab.head.remember(h, y)
-            logits = nn.functional.linear(h, lab.head.weight)
-        else:
-            logits = lab.head(h)
+        logits = nn.functional.linear(h, lab.head.weight) if order == "functional" else lab.head(h)
+        if order in ("head first", "detached"):
             lab.head.remember(h if order == "head first" or not frozen else h.detach(), y)
         ((1 - logits.softmax(-1)) ** 2 * nn.functional.one_hot(y, CLASSES)).sum().backward()  # a focal-like loss
         lab.step_writes((h, y))
@@ -90,12 +81,9 @@ def test_remember_twice_backpropagated_is_once_and_under_no_grad_never() -> None
 
 
 def test_a_weight_frozen_at_first_and_trained_later() -> None:
-    lab = Lab()
-    lab.handle.remove()
-    lab.head.weight.requires_grad_(False)
-    lab.handle = lab.head.attach(lab.optimizer)
+    lab = Lab(frozen=True)
     lab.head.weight.requires_grad_(True)
-    lab.head.loss(*lab.batch(2)).backward()
+    lab.learn(2)
     lab.optimizer.zero_grad()
     h, y = lab.batch(3)
     nn.functional.cross_entropy(lab.head(h), y).backward()
@@ -105,6 +93,4 @@ def test_a_weight_frozen_at_first_and_trained_later() -> None:
 def test_what_was_remembered_and_never_used_is_not_written_with_another_loss() -> None:
     lab = Lab()
     lab.head.remember(*lab.batch(1, grad=False))
-    batch = lab.batch(2)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(2))

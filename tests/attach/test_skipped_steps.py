@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
 from tests.attach.pending_lab import CLASSES, FEATURES, TO_NONE, Lab
+
+
+def fail(*_: object) -> None:
+    """Fail as a hook."""
+    raise RuntimeError("failed")
 
 
 @TO_NONE
@@ -54,7 +58,7 @@ def test_the_dummy_step_of_distributed_checkpoint_writes_nothing() -> None:
     lab.optimizer = torch.optim.Adam(lab.model.parameters(), lr=0.1)
     lab.handle.remove()
     lab.handle = lab.head.attach(lab.optimizer)
-    lab.head.loss(*lab.batch(1, 2)).backward()
+    lab.learn(1, 2)
     lab.optimizer.zero_grad()  # the dummy step is made only where no gradient is
     before = lab.head.weight.detach().clone()
     state = get_optimizer_state_dict(lab.model, lab.optimizer)
@@ -66,51 +70,32 @@ def test_the_dummy_step_of_distributed_checkpoint_writes_nothing() -> None:
 @TO_NONE
 def test_an_exception_in_backward_and_then_going_on(to_none: bool) -> None:
     lab = Lab()
-    batch = lab.batch(1)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(1))
     lab.optimizer.zero_grad(set_to_none=to_none)
-
-    def fail(grad: Tensor) -> None:
-        raise RuntimeError("backbone failed")
-
     h, y = lab.batch(1, 2)
     h.register_hook(fail)
-    with pytest.raises(RuntimeError, match="backbone failed"):
+    with pytest.raises(RuntimeError, match="failed"):
         lab.head.loss(h, y).backward()
     lab.optimizer.zero_grad(set_to_none=to_none)
-    batch = lab.batch(3)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(3))
 
 
 def test_an_exception_before_the_weight_got_its_gradient_and_then_going_on() -> None:
     lab = Lab()
-
-    def fail(grad: Tensor) -> None:
-        raise RuntimeError("no gradient")
-
     hook = lab.head.weight.register_hook(fail)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        lab.head.loss(*lab.batch(1, 2)).backward()
+    with pytest.raises(RuntimeError, match="failed"):
+        lab.learn(1, 2)
     hook.remove()
     lab.optimizer.zero_grad()
-    batch = lab.batch(3)
-    lab.head.loss(*batch).backward()
-    lab.step_writes(batch)
+    lab.step_writes(lab.learn(3))
 
 
 def test_an_exception_in_the_step_writes_nothing() -> None:
     lab = Lab()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("step failed")
-
     hook = lab.optimizer.register_step_pre_hook(fail)
-    batch = lab.batch(1, 2)
-    lab.head.loss(*batch).backward()
+    batch = lab.learn(1, 2)
     before = lab.head.weight.detach().clone()
-    with pytest.raises(RuntimeError, match="step failed"):
+    with pytest.raises(RuntimeError, match="failed"):
         lab.optimizer.step()
     assert torch.equal(lab.head.weight, before)
     hook.remove()
@@ -120,17 +105,11 @@ def test_an_exception_in_the_step_writes_nothing() -> None:
 def test_backward_again_after_it_failed() -> None:
     lab = Lab()
     h, y = lab.batch(2)
-    failing = [True]
-
-    def fail_once(grad: Tensor) -> None:
-        if failing.pop():
-            raise RuntimeError("backbone failed")
-
-    h.register_hook(fail_once)
+    hook = h.register_hook(fail)
     loss = lab.head.loss(h, y)
-    with pytest.raises(RuntimeError, match="backbone failed"):
+    with pytest.raises(RuntimeError, match="failed"):
         loss.backward(retain_graph=True)
-    failing.append(False)
+    hook.remove()
     lab.optimizer.zero_grad()
     loss.backward()
     lab.step_writes((h, y))

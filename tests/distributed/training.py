@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import HebbianSoftmax, OnePassAdam, prepare_fsdp
+from tests.distributed.pool import Pool
 
 INPUTS, FEATURES = 4, 5
 
@@ -35,15 +40,24 @@ class Setup:
     set_to_none: bool = True
     frozen: bool = False
     device: str = "cpu"
+    kind: type[Model] | None = None
 
     def model(self) -> Model:
         torch.manual_seed(1)
-        return Model(self).to(self.device)
+        return (self.kind or Model)(self).to(self.device)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: Model) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=0.2, momentum=0.9, weight_decay=0.01)
-        return torch.optim.Adam(parameters, lr=0.05)
+            return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
+        if self.optimizer == "one-pass" and dist.is_initialized():
+            head = None if isinstance(model.head.weight, DTensor) else model.head
+            return OnePassAdam(model.parameters(), lr=0.05, head=head)
+        if self.optimizer == "spread" and dist.is_initialized():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # importing it uses torch.jit.script
+                from torch.distributed.optim import ZeroRedundancyOptimizer
+            return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.05)
+        return torch.optim.Adam(model.parameters(), lr=0.05)
 
 
 class Model(nn.Module):
@@ -96,50 +110,106 @@ def count_targets(step: Step) -> int:
     return sum(int((targets != -100).sum()) for batches in step for _x, targets in batches)
 
 
-def joined(steps: list[Step]) -> list[Step]:
-    """Return the batches of all ranks joined into those of one rank, micro-batch by micro-batch."""
-    return [[[_join(batches)] for batches in step] for step in steps]
-
-
-def _join(batches: list[Batch]) -> Batch:
+def join(batches: list[Batch]) -> Batch:
     x, targets = zip(*batches, strict=True)
     return torch.cat(x), torch.cat(targets)
 
 
-def train_alone(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
-    """Train in this process, with all micro-batches and ranks of a step joined into one batch."""
-    model = setup.model()
-    optimizer = setup.make_optimizer(model.parameters())
-    model.head.attach(optimizer)
-    for step in steps:
-        x, targets = _join([batch for batches in step for batch in batches])
-        (model(x, targets) / max(1, count_targets(step))).backward()
-        finish_step(setup, model, optimizer)
-    return snapshot(model)
+def mesh(device: str = "cpu") -> DeviceMesh:
+    return init_device_mesh(device, (dist.get_world_size(),))
 
 
-def train_on_ranks(
+def wrap(model: Model, how: str, **options: Any) -> nn.Module:
+    """Return what is called in place of ``model``; :class:`Training` tells what ``how`` may be."""
+    if how == "alone":
+        return model
+    if how == "ddp":
+        with warnings.catch_warnings():
+            if "broadcast_buffers" in options:  # torch 2.13 renames it to forward_sync_buffers, unknown to 2.11
+                warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(model, **options)
+    options.setdefault("mesh", mesh(model.head.weight.device.type))
+    if how == "head":
+        fully_shard(model.head, **options)
+        prepare_fsdp(model.head)
+    return fully_shard(model, **options)
+
+
+class Training:
+    """A model, its optimizer, and its head attached, in the order that the documentation gives.
+
+    ``how`` is ``alone`` (one process on the joined batch), ``ddp``, or a way of FSDP2: ``root`` shards the model as a
+    whole, ``head`` the head apart and then the rest. ``options`` are those of DistributedDataParallel or fully_shard.
+    """
+
+    def __init__(self, setup: Setup, how: str, **options: Any) -> None:
+        self.setup, self.how = setup, how
+        group = options.get("process_group")
+        self.rank, self.ranks = (0, 1) if how == "alone" else (dist.get_rank(group), dist.get_world_size(group))
+        self.model = setup.model()
+        self.head = self.model.head
+        self.called: Callable[..., Tensor] = wrap(self.model, how, **options)
+        self.optimizer = setup.make_optimizer(self.model)
+        self.head.attach(self.optimizer, process_group=group)
+
+    def own(self, batches: list[Batch]) -> Batch:
+        """Return this rank's batch, or all of them as one."""
+        x, targets = join(batches) if self.how == "alone" else batches[self.rank]
+        return x.to(self.setup.device), targets.to(self.setup.device)
+
+    def backward(self, step: Step, batches: list[Batch]) -> None:
+        """Backpropagate the mean loss of a step; gradients are averaged over ranks, hence the factor."""
+        (self.called(*self.own(batches)) * self.ranks / max(1, count_targets(step))).backward()
+
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        if isinstance(self.called, DistributedDataParallel):
+            with self.called.no_sync():
+                yield
+        else:
+            self.model.set_requires_gradient_sync(False)
+            yield
+            self.model.set_requires_gradient_sync(True)
+
+    def finish_step(self) -> None:
+        if self.setup.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.setup.set_to_none)
+
+    def run(self, steps: list[Step]) -> dict[str, Tensor]:
+        """Train, and return the state; alone, all micro-batches and ranks of a step are one batch."""
+        for step in steps:
+            parts = [[each for part in step for each in part]] if self.how == "alone" else step
+            for i, batches in enumerate(parts):
+                with nullcontext() if i == len(parts) - 1 else self.unsynced():
+                    self.backward(step, batches)
+            self.finish_step()
+        return snapshot(self.model)
+
+
+def train(setup: Setup, steps: list[Step], how: str, **options: Any) -> dict[str, Tensor]:
+    return Training(setup, how, **options).run(steps)
+
+
+def check(
+    pool: Pool,
+    how: str,
     setup: Setup,
-    steps: list[Step],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    unsynced: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> None:
-    """Train this rank's part; gradients are averaged over ranks, so the loss is multiplied by their number."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    for step in steps:
-        for i, batches in enumerate(step):
-            with contextlib.nullcontext() if i == len(step) - 1 else unsynced():
-                x, targets = (each.to(setup.device) for each in batches[rank])
-                (model(x, targets) * world_size / max(1, count_targets(step))).backward()
-        finish_step(setup, model, optimizer)
+    sizes: list[int],
+    function: Callable[..., dict[str, Tensor]] = train,
+    options: dict[str, Any] | None = None,
+    device: str = "cpu",
+    **batches: Any,
+) -> dict[str, Tensor]:
+    """Check that ranks with batches of ``sizes`` do in ``function`` what one process does; return its result.
 
-
-def finish_step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if setup.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=setup.set_to_none)
+    ``options`` are further arguments of ``function``, and ``batches`` those of :func:`make_steps`.
+    """
+    steps = make_steps(setup, sizes, **batches)
+    alone = function(setup, steps, "alone", **(options or {}))
+    assert_same(pool.run(len(sizes), function, replace(setup, device=device), steps, how, **(options or {})), alone)
+    return alone
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from hebbian_softmax import linear_log_prob, linear_topk
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.tiles import Plan
 from tests.loss.cases import Case, make, ours
+from tests.on_gpu import no_waiting
 from tests.operations import Watch
-from tests.waiting import no_waiting
 
 WORKSPACE = 2_000_000
 """Several times the vectors of N and V numbers, so that these cannot hide an excess."""

@@ -28,6 +28,7 @@ from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
 from hebbian_softmax.write.activations import Activations
 from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
+from tests.heads import assert_same_bits, unchanged
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
@@ -165,12 +166,10 @@ def test_what_was_seen_while_copying_holds_at_the_step(between: str, device: str
 def test_nothing_valid_changes_nothing(label: int, device: str) -> None:
     head, call, nothing = head_of(device), batch(device, 20), batch(device, 5)
     write(head, [call], head.weight, None)
-    before = copy.deepcopy(head.state_dict())
     nothing.targets.fill_(label)
-    write(head, [nothing], head.weight, None)
-    write(head, [batch(device, 0)], head.weight, None)
-    for key, value in head.state_dict().items():
-        assert torch.equal(value, before[key]), key
+    with unchanged(head):
+        write(head, [nothing], head.weight, None)
+        write(head, [batch(device, 0)], head.weight, None)
 
 
 def test_some_left_out(device: str) -> None:
@@ -278,8 +277,7 @@ def test_the_same_input_gives_the_same_bits(device: str) -> None:
     twin = copy.deepcopy(head)
     for each in (head, twin):
         write(each, calls, each.weight, None)
-    for key, value in head.state_dict().items():
-        assert torch.equal(value, twin.state_dict()[key]), key
+    assert_same_bits(head.state_dict(), twin.state_dict())
 
 
 def test_autograd_sees_the_change(device: str) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.write.running import HORIZON
+from tests.heads import assert_same_bits, unchanged
 
 FEATURES, CLASSES = 8, 12
 
@@ -102,8 +103,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
         for _ in range(5):
             head.memorize(torch.randn(500, FEATURES), torch.randint(CLASSES, (500,)))
         results.append(head.state_dict())
-    for name in results[0]:
-        assert torch.equal(results[0][name], results[1][name]), name
+    assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.bfloat16(), lambda m: m.to(torch.float16)])
@@ -111,13 +111,11 @@ def test_running_values_stay_float32_through_half(convert) -> None:
     head = make(dtype=torch.float32)
     for _ in range(3):
         head.memorize(torch.randn(6, FEATURES), torch.randint(4, (6,)))
-    before = {name: value.clone() for name, value in head.running.state_dict().items()}
-    convert(head)
+    with unchanged(head.running):
+        convert(head)
     assert head.weight.dtype in (torch.float16, torch.bfloat16)
     assert head.counts.dtype == torch.int64
-    for name, value in head.running.state_dict().items():
-        assert value.dtype == before[name].dtype
-        assert torch.equal(value, before[name])
+    assert head.running.mean.dtype == head.running.norms.dtype == torch.float32
     head.memorize(torch.randn(6, FEATURES).to(head.weight.dtype), torch.randint(4, (6,)))
     head.double()
     assert head.running.mean.dtype == torch.float64

@@ -27,10 +27,7 @@ class Attachment:
     """The handle that ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
 
     def __init__(
-        self,
-        head: HebbianSoftmax,
-        optimizer: torch.optim.Optimizer,
-        process_group: dist.ProcessGroup | None,
+        self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None
     ) -> None:
         weight = weight_to_write(head)
         _check_optimizer(optimizer, weight)
