@@ -135,11 +135,7 @@ def test_bytes_of_unknown_total(clock: Clock) -> None:
         clock.now += 10
         progress.update(25_000_000)
         progress.note("trying again")
-    assert stream.getvalue().splitlines() == [
-        "a.zip: 25.0 MB, 2.5 MB/s",
-        "a.zip: trying again",
-        "a.zip: 25.0 MB",
-    ]
+    assert stream.getvalue().splitlines() == ["a.zip: 25.0 MB, 2.5 MB/s", "a.zip: trying again", "a.zip: 25.0 MB"]
 
 
 def test_an_error_still_ends_the_line(terminal: Terminal) -> None:

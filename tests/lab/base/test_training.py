@@ -16,13 +16,7 @@ import torch
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import TEMPORARY
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
-from hebbian_softmax.lab.base.training import (
-    Interrupted,
-    RunningMeans,
-    random_states,
-    set_random_states,
-    train,
-)
+from hebbian_softmax.lab.base.training import Interrupted, RunningMeans, random_states, set_random_states, train
 from tests.lab.base.toy import Toy, train_toy
 from tests.lab.processes import start, wait_for
 
@@ -196,14 +190,7 @@ def test_trains_in_a_thread_too(run: Run) -> None:
 @pytest.mark.parametrize("evaluate_every", [1, 100])
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, evaluate_every: int) -> None:
     with pytest.raises(LabError, match=r"loss became nan at or before step 8: .*checkpoint of step 7 is kept"):
-        train(
-            Toy(bad_step=8),
-            run,
-            steps=20,
-            evaluate_every=evaluate_every,
-            checkpoint_seconds=0,
-            quiet=True,
-        )
+        train(Toy(bad_step=8), run, steps=20, evaluate_every=evaluate_every, checkpoint_seconds=0, quiet=True)
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     assert checkpoint["step"] == 7

@@ -165,10 +165,7 @@ def run_groups(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict
 
 def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
     """Return the best settings of each head by steps to the target, and the table of everything tried."""
-    methods = {
-        "plain": plain_settings(settings.tuning_trials),
-        "hebbian": hebbian_settings(settings.tuning_trials),
-    }
+    methods = {"plain": plain_settings(settings.tuning_trials), "hebbian": hebbian_settings(settings.tuning_trials)}
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
     trials = {
         (name, method): [
