@@ -152,11 +152,7 @@ class ContendersProgress(Progress):
 
     def words(self, rate: float | None) -> list[str]:
         """Return what is said about the steps; the metrics are said of each contender."""
-        metrics, self.metrics = self.metrics, {}
-        try:
-            return super().words(rate)
-        finally:
-            self.metrics = metrics
+        return self.pace(rate)
 
     def contender(self, name: str) -> list[str]:
         """Return what is said about one contender; nothing before its first check."""
