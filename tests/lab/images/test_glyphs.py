@@ -1,6 +1,5 @@
 """Glyphs: which shapes are classes, and how they are drawn."""
 
-import importlib.util
 import unicodedata
 from pathlib import Path
 
@@ -166,17 +165,6 @@ def test_made_once_for_each_seed(faces: list[Bitmaps], tmp_path: Path) -> None:
     assert make(0, tmp_path) == first
     assert made == [0, 1]
     assert make(0, tmp_path / "other") == first
-
-
-@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("PIL", "Pillow")])
-def test_what_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    with pytest.raises(LabError, match=rf"needs {package}: pip install 'hebbian-softmax\[lab\]'"):
-        make_glyphs(cache_dir=tmp_path, quiet=True)
-    assert names(tmp_path) == set()
 
 
 def test_a_matplotlib_without_its_fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
