@@ -191,14 +191,6 @@ def test_a_full_disk_says_what_to_do_and_leaves_nothing(
     assert_made_again(maker, folder)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_folder(maker: Maker, folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o555)
-    with pytest.raises(LabError, match=r"cannot write .*Permission denied.*HEBBIAN_CACHE"):
-        cached("toy", "k", maker, folder)
-
-
 def test_a_folder_that_is_a_file_or_refuses_new_files(
     maker: Maker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,12 +230,6 @@ class Threads:
         return list(map(work, items) if self._pool is None else self._pool.map(work, items))
 
 
-def finish_all(runners: Sequence[Runner]) -> None:
-    """Wait until all runners are done."""
-    for runner in runners:
-        runner.finish()
-
-
 @dataclass(frozen=True)
 class Trial:
     """One training from one seed: `steps` long, or shorter if it reaches `stop_at` classes earlier."""

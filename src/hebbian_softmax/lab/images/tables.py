@@ -40,9 +40,7 @@ def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> byte
         [
             Panel("classes reached", classes, x_label="training steps", y_label="classes"),
             Panel("steps on each level", levels, x_label="classes of the level", y_label="training steps"),
-        ],
-        x_label="",
-        y_label="",
+        ]
     )
 
 
@@ -98,9 +96,7 @@ def draw_rates(groups: Mapping[float, Group]) -> bytes:
         [
             Panel("plain softmax by learning rate", curves, x_label="training steps", y_label="classes"),
             Panel("classes at the end", [reached], x_label="learning rate", y_label="classes", log_x=True),
-        ],
-        x_label="",
-        y_label="",
+        ]
     )
 
 

@@ -61,22 +61,15 @@ class Recipe(ABC):
         """Add the recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
         group = parser.add_argument_group("running")
-        group.add_argument(
-            "--runs", metavar="DIR", type=Path, default=Path("runs"), help="folder of run folders (default: runs)"
+        runs, latest = (
+            "folder of run folders (default: runs)",
+            f"go on with this run folder (default: {LATEST} in --runs)",
         )
-        group.add_argument(
-            "--resume",
-            metavar="RUN",
-            nargs="?",
-            const=LATEST,
-            help=f"go on with this run folder (default: {LATEST} in --runs)",
-        )
+        json = "print the result as JSON on standard output, and everything else on standard error"
+        group.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help=runs)
+        group.add_argument("--resume", metavar="RUN", nargs="?", const=LATEST, help=latest)
         group.add_argument("--quiet", action="store_true", help="show no progress")
-        group.add_argument(
-            "--json",
-            action="store_true",
-            help="print the result as JSON on standard output, and everything else on standard error",
-        )
+        group.add_argument("--json", action="store_true", help=json)
 
     def execute(self, arguments: argparse.Namespace) -> int:
         """Start or resume a run, finish it, and show its result; return the exit code."""
@@ -95,14 +88,10 @@ class Recipe(ABC):
             run.remove_if_unused()
             raise
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
-            if isinstance(stop, Interrupted):
-                signum = stop.signum
-            else:
-                signum = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
             say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
-            return 128 + signum
+            return 128 + int(getattr(stop, "signum", signal.SIGINT))
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
             say(as_shown(run, result, sys.stderr))
