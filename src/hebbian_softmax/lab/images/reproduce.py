@@ -282,19 +282,11 @@ class Reproducing(Recipe):
         store = Store(run.path / "trials")
         deadline = time.monotonic() + settings.budget if settings.budget else None
 
+        scale: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
+        scale |= {"device": settings.device, "together": settings.together, "deadline": deadline}
+
         def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
-            return run_trials(
-                trials,
-                store,
-                data,
-                device=settings.device,
-                together=settings.together,
-                classes=settings.classes or None,
-                filters=settings.filters,
-                deadline=deadline,
-                label=part,
-                quiet=quiet,
-            )
+            return run_trials(trials, store, data, label=part, quiet=quiet, **scale)
 
         try:
             tables, images, metrics, words = report(settings, do)
