@@ -248,22 +248,11 @@ def test_all_random_generators_come_back() -> None:
     assert draw() == first
 
 
-def test_means_continue_from_their_state() -> None:
-    whole, half = RunningMeans(), RunningMeans()
-    values = torch.rand(10)
+def test_means_are_over_the_steps_that_named_them_and_continue_from_their_state() -> None:
+    means, values = RunningMeans(), torch.rand(10)
     for number, value in enumerate(values):
-        whole.add({"loss": value})
-        half.add({"loss": value})
-        if number == 4:
-            state = half.state_dict()
-            half = RunningMeans()
-            half.load_state_dict(state)
-    assert half.read() == whole.read()
-    assert whole.read()["loss"] == pytest.approx(values.mean().item())
-
-
-def test_each_mean_is_over_the_steps_that_named_it() -> None:
-    means = RunningMeans()
-    means.add({"often": torch.tensor(1.0), "once": torch.tensor(6.0)})
-    means.add({"often": torch.tensor(3.0)})
-    assert means.read() == {"often": 2.0, "once": 6.0}
+        means.add({"often": value, **({"once": value} if number == 3 else {})})
+        state = means.state_dict()
+        means = RunningMeans()
+        means.load_state_dict(state)
+    assert means.read() == {"often": pytest.approx(values.mean().item()), "once": values[3].item()}

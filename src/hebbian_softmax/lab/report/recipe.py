@@ -111,7 +111,12 @@ class Recipe(ABC):
             run = open_run(Path(arguments.resume))
         if run.command != self.command:
             raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {self.command}'")
-        settings = self._settings_of(run)
+        try:
+            settings = from_values(self.settings, run.settings)  # older versions wrote some of them in another form
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
+            ) from error
         for name, value in given.items():
             if (before := getattr(settings, name)) != value:
                 raise LabError(
@@ -122,15 +127,6 @@ class Recipe(ABC):
         if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
             say(f"note: {run.path} was started with other versions, so its numbers may differ in the last bits")
         return run, settings
-
-    def _settings_of(self, run: Run) -> Any:
-        """Return the settings that a run was started with. Older versions wrote some of them in another form."""
-        try:
-            return from_values(self.settings, run.settings)
-        except ValueError as error:
-            raise LabError(
-                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
-            ) from error
 
 
 def as_shown(run: Run, result: Result, stream: TextIO) -> str:
