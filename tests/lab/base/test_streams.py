@@ -35,7 +35,7 @@ def assert_finished(runs: Path) -> None:
     ("stdout", "stderr"),
     [
         *(("file", "closed"), ("closed", "file"), ("closed", "closed")),
-        *(("file", "full"), ("unread", "unread"), ("file", "unread")),
+        *(("file", "full"), ("unread", "unread"), ("file", "unread"), ("unread", "file")),
     ],
 )
 def test_no_stream_keeps_a_run_from_finishing(tmp_path: Path, stdout: str, stderr: str) -> None:

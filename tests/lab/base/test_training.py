@@ -249,10 +249,11 @@ def test_all_random_generators_come_back() -> None:
 
 
 def test_means_are_over_the_steps_that_named_them_and_continue_from_their_state() -> None:
-    means, values = RunningMeans(), torch.rand(10)
+    means, whole, values = RunningMeans(), RunningMeans(), torch.rand(10)
     for number, value in enumerate(values):
-        means.add({"often": value, **({"once": value} if number == 3 else {})})
+        for each in (means, whole):
+            each.add({"often": value, **({"once": value} if number == 3 else {})})
         state = means.state_dict()
         means = RunningMeans()
         means.load_state_dict(state)
-    assert means.read() == {"often": pytest.approx(values.mean().item()), "once": values[3].item()}
+    assert means.read() == whole.read() == {"often": pytest.approx(values.mean().item()), "once": values[3].item()}

@@ -84,7 +84,8 @@ class Progress:
             self._samples.append((now, done))
             while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW_SECONDS:
                 self._samples.popleft()
-            self._show(self._rate())
+            (first, before), (last, after) = self._samples[0], self._samples[-1]
+            self._show((after - before) / (last - first) if last > first and after > before else None)
 
     def note(self, text: str) -> None:
         """Show a line of text now."""
@@ -125,10 +126,6 @@ class Progress:
     def bars(self, rate: float | None) -> list[Bar]:
         """Return the bars for a terminal."""
         return [Bar(self.label, self.done, self.total, self.words(rate))]
-
-    def _rate(self) -> float | None:
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (last - first) if last > first and after > before else None
 
     def _show(self, rate: float | None) -> None:
         if self._display is not None:

@@ -322,12 +322,11 @@ def run_trials(
     live: list[_Live] = []
     steps = 0
     with Threads(place, together) as threads, Progress(label, total=total, quiet=quiet) as progress:
+        most = together if place.type == "cuda" else threads.size
         while waiting or live:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTimeError
-            live += threads.each(
-                begin, next_trials(waiting, len(live), together if place.type == "cuda" else threads.size, place)
-            )
+            live += threads.each(begin, next_trials(waiting, len(live), most, place))
             threads.each(_advance, live)
             done = [each for each in live if each.trial.done(each.history)]
             live = [each for each in live if each not in done]

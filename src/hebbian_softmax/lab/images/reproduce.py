@@ -133,12 +133,8 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
             add_table(title, groups, settings.steps)
             metrics[part] = compare(groups, settings)[0]
     if "rates" in settings.chosen:
-        trials = {
-            f"{rate:g}": seeded(
-                f"rates-{rate:g}", Method(hebbian=False, learning_rate=rate), settings.seeds, settings.steps
-            )
-            for rate in RATES
-        }
+        tried = {f"{rate:g}": Method(hebbian=False, learning_rate=rate) for rate in RATES}
+        trials = {rate: seeded(f"rates-{rate}", each, settings.seeds, settings.steps) for rate, each in tried.items()}
         groups = run_groups(do, "rates", trials)
         add_table("Plain softmax by learning rate", groups, settings.steps)
         images["rates.png"] = draw_rates({float(rate): group for rate, group in groups.items()})

@@ -61,10 +61,8 @@ class Recipe(ABC):
         """Add the recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
         group = parser.add_argument_group("running")
-        runs, latest = (
-            "folder of run folders (default: runs)",
-            f"go on with this run folder (default: {LATEST} in --runs)",
-        )
+        runs = "folder of run folders (default: runs)"
+        latest = f"go on with this run folder (default: {LATEST} in --runs)"
         json = "print the result as JSON on standard output, and everything else on standard error"
         group.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help=runs)
         group.add_argument("--resume", metavar="RUN", nargs="?", const=LATEST, help=latest)
