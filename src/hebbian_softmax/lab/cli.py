@@ -130,9 +130,8 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen in OTHERS:
             add_other(commands, name)
         else:
-            command = commands.add_parser(
-                name, help=help, description=f"{help[0].upper()}{help[1:]}.", allow_abbrev=False
-            )
+            sentence = f"{help[0].upper()}{help[1:]}."
+            command = commands.add_parser(name, help=help, description=sentence, allow_abbrev=False)
             if name == chosen:
                 add_experiments(command, name)
     return parser

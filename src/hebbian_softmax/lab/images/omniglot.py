@@ -121,9 +121,8 @@ def _read_all(archives: tuple[Archive, ...], paths: list[Path], quiet: bool) -> 
     total = DRAWINGS * sum(len(archive.classes) for archive in archives)
     with Progress("omniglot", total=total, unit="drawings", quiet=quiet) as progress:
         parts = [read_archive(archive, path, progress) for archive, path in zip(archives, paths, strict=True)]
-    return ImageSet(
-        "omniglot", torch.cat([images for _, images in parts]), [name for names, _ in parts for name in names]
-    )
+    class_names = [name for names, _ in parts for name in names]
+    return ImageSet("omniglot", torch.cat([images for _, images in parts]), class_names)
 
 
 def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list[str], Tensor]:

@@ -277,7 +277,6 @@ class Reproducing(Recipe):
         data = self.source.load(settings, quiet)
         store = Store(run.path / "trials")
         deadline = time.monotonic() + settings.budget if settings.budget else None
-
         scale: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
         scale |= {"device": settings.device, "together": settings.together, "deadline": deadline}
 

@@ -89,7 +89,7 @@ class Recipe(ABC):
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
             say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
-            return 128 + int(getattr(stop, "signum", signal.SIGINT))
+            return 128 + getattr(stop, "signum", signal.SIGINT)
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
             say(as_shown(run, result, sys.stderr))
