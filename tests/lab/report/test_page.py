@@ -97,6 +97,7 @@ def test_one_run_shows_everything(tmp_path: Path) -> None:
     write_page([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count('<div class="wide"><table>') == page.count("<table>") > 0  # wide tables scroll by themselves
+    assert ".wide { overflow-x: auto; }" in page
     checker = check(page)
     assert checker.sources == ["data:image/png;base64," + base64.b64encode(PNG).decode()]
     for expected in ("summary plain text", "table plain text", "1.5", "caption plain text", "hebbian compare demo"):
