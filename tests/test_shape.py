@@ -32,15 +32,6 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES_BY_NAME[module].read_text(encoding="utf-8"))
 
 
-def base_of(module: str, node: ast.ImportFrom) -> str:
-    """Return the absolute name of the package or module that `from … import` names."""
-    if not node.level:
-        return node.module or ""
-    is_package = MODULES_BY_NAME[module].name == "__init__.py"
-    parts = module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
-    return ".".join([*parts, node.module] if node.module else parts)
-
-
 def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes of a syntax tree but for what stands under `if TYPE_CHECKING:`."""
     for node in ast.iter_child_nodes(tree):
@@ -60,7 +51,8 @@ def imported(module: str) -> Iterator[tuple[str, str, str]]:
                 if alias.name in MODULES_BY_NAME:
                     yield alias.name, "", alias.asname or alias.name
         elif isinstance(node, ast.ImportFrom):
-            base = base_of(module, node)
+            assert not node.level, f"{module} has a relative import"
+            base = node.module or ""
             for alias in node.names:
                 local = alias.asname or alias.name
                 if f"{base}.{alias.name}" in MODULES_BY_NAME:

@@ -44,12 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with terminable():
             return run_command(list(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         say("hebbian: stopped")
-        return 128 + signal.SIGINT
-    except Terminated:
-        say("hebbian: stopped")
-        return 128 + signal.SIGTERM
+        return 128 + getattr(stop, "signum", signal.SIGINT)
     finally:
         drop_output()
 
@@ -133,7 +130,8 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen in OTHERS:
             add_other(commands, name)
         else:
-            command = commands.add_parser(name, help=help, description=sentence(help), allow_abbrev=False)
+            sentence = f"{help[0].upper()}{help[1:]}."
+            command = commands.add_parser(name, help=help, description=sentence, allow_abbrev=False)
             if name == chosen:
                 add_experiments(command, name)
     return parser
@@ -168,11 +166,6 @@ def add_other(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
         from hebbian_softmax.lab.data.command import add_data
 
         add_data(commands, reserved={recipe.name for verb in VERBS for recipe in experiments.recipes(verb)})
-
-
-def sentence(text: str) -> str:
-    """Return a help text as a sentence."""
-    return text[0].upper() + text[1:] + "."
 
 
 if __name__ == "__main__":

@@ -9,39 +9,30 @@ import pytest
 from hebbian_softmax.lab.base.console import program
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a program in .venv/bin of the current folder, which is not on PATH."""
-    path = tmp_path / ".venv" / "bin" / "hebbian"
-    path.parent.mkdir(parents=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/nowhere")
-    return path
-
-
-@pytest.mark.parametrize("absolute", [True, False])
-def test_off_path_it_is_the_shorter_path(installed: Path, monkeypatch: pytest.MonkeyPatch, absolute: bool) -> None:
-    monkeypatch.setattr(sys, "argv", [str(installed) if absolute else ".venv/bin/hebbian"])
-    assert program() == ".venv/bin/hebbian"
-    monkeypatch.chdir(installed.parent)
-    monkeypatch.setattr(sys, "argv", [str(installed)])
-    assert program() == "./hebbian"
-
-
-def test_a_path_with_a_blank_is_quoted(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = installed.parent.parent / "a b" / "hebbian"
-    other.parent.mkdir()
-    installed.rename(other)
-    monkeypatch.setattr(sys, "argv", [str(other)])
-    assert program() == "'.venv/a b/hebbian'"
-
-
-def test_on_path_it_is_the_name(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(installed.parent))
-    monkeypatch.setattr(sys, "argv", [str(installed)])
-    assert program() == "hebbian"
+@pytest.mark.parametrize(
+    ("started", "path", "folder", "expected"),
+    [
+        (".venv/bin/hebbian", "/nowhere", ".", ".venv/bin/hebbian"),
+        ("{here}/.venv/bin/hebbian", "/nowhere", ".", ".venv/bin/hebbian"),
+        ("{here}/.venv/bin/hebbian", "/nowhere", ".venv/bin", "./hebbian"),
+        ("{here}/a b/hebbian", "/nowhere", ".", "'a b/hebbian'"),
+        ("{here}/.venv/bin/hebbian", "{here}/.venv/bin", ".", "hebbian"),
+        ("pytest", "/nowhere", ".", "hebbian"),
+    ],
+    ids=["relative", "off PATH", "beside it", "a blank", "on PATH", "called from Python"],
+)
+def test_it_is_the_name_or_off_path_the_shorter_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, path: str, folder: str, expected: str
+) -> None:
+    for place in (".venv/bin", "a b"):
+        program_file = tmp_path / place / "hebbian"
+        program_file.parent.mkdir(parents=True)
+        program_file.write_text("#!/bin/sh\n")
+        program_file.chmod(0o755)
+    monkeypatch.chdir(tmp_path / folder)
+    monkeypatch.setenv("PATH", path.format(here=tmp_path))
+    monkeypatch.setattr(sys, "argv", [started.format(here=tmp_path)])
+    assert program() == expected
 
 
 def test_as_a_module_it_names_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +40,3 @@ def test_as_a_module_it_names_python(monkeypatch: pytest.MonkeyPatch) -> None:
     python, *rest = program().split()
     assert os.path.samefile(python, sys.executable)
     assert rest == ["-m", "hebbian_softmax.lab.cli"]
-
-
-def test_called_from_python_it_is_the_name(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["pytest"])
-    assert program() == "hebbian"

@@ -8,15 +8,16 @@ import pytest
 from hebbian_softmax.lab.base import environment
 
 
-def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
+def test_the_commit_is_that_of_the_checkout_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
     if asked.returncode:
         pytest.skip("the tests are not in a checkout")
-    found = environment.commit()
-    assert found.removesuffix("-dirty").startswith(asked.stdout.strip())
+    assert environment.commit().removesuffix("-dirty").startswith(asked.stdout.strip())
     assert environment.commit(tmp_path / "environment.py") == "unknown"  # installed, and in no checkout
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert environment.commit() == "unknown"
 
 
 def test_the_commit_of_another_checkout_is_not_ours(tmp_path: Path) -> None:
@@ -28,8 +29,3 @@ def test_the_commit_of_another_checkout_is_not_ours(tmp_path: Path) -> None:
     except FileNotFoundError:
         pytest.skip("no git on this machine")
     assert environment.commit(tmp_path / "environment.py") == "unknown"
-
-
-def test_without_git_it_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment.commit() == "unknown"

@@ -17,13 +17,19 @@ def run(tmp_path: Path) -> Run:
     return create_run(tmp_path / "runs", "longtail", "compare longtail", {"gamma": 0.1, "steps": 10})
 
 
+def assert_saved(run: Run, step: int) -> None:
+    """Check that the checkpoint of the run is that of a step."""
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint["step"] == step
+
+
 def test_the_config_says_how_to_repeat_the_run(run: Run) -> None:
     config = json.loads((run.path / "config.json").read_text())
     assert config["command"] == "compare longtail"
     assert config["settings"] == {"gamma": 0.1, "steps": 10}
     assert config["versions"]["torch"] == torch.__version__
-    assert config["versions"]["numpy"]
-    assert config["versions"]["matplotlib"]
+    assert {"numpy", "matplotlib"} <= set(config["versions"])
     assert config["versions"].get("commit", "unknown") == environment.commit()
     assert config["hardware"]["cores"] >= 1
     assert config["started"]
@@ -31,8 +37,7 @@ def test_the_config_says_how_to_repeat_the_run(run: Run) -> None:
 
 
 def test_runs_of_the_same_second_get_their_own_folders(tmp_path: Path) -> None:
-    paths = {create_run(tmp_path, "a", "c", {}).path for _ in range(5)}
-    assert len(paths) == 5
+    assert len({create_run(tmp_path, "a", "c", {}).path for _ in range(5)}) == 5
 
 
 def test_a_runs_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -60,13 +65,7 @@ def test_a_run_of_another_format_is_refused(run: Run) -> None:
         open_run(run.path)
 
 
-def test_a_damaged_config_is_named(run: Run) -> None:
-    (run.path / "config.json").write_text("{")
-    with pytest.raises(LabError, match=r"config\.json"):
-        open_run(run.path)
-
-
-@pytest.mark.parametrize("content", ["[]", "null", '"text"', "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "[]", "null", '"text"', "[" * 100_000])
 def test_a_config_or_result_that_is_no_object_is_named(run: Run, content: str) -> None:
     (run.path / "result.json").write_text(content)
     with pytest.raises(LabError, match=r"result\.json cannot be read .*: delete it and resume the run"):
@@ -91,7 +90,7 @@ def test_a_name_too_long_is_one_clear_line(tmp_path: Path) -> None:
         open_run(tmp_path / ("x" * 300))
 
 
-@pytest.mark.parametrize("line", ["[]", "7", '{"loss": 1}', '{"step": "2"}', '{"step": null}'])
+@pytest.mark.parametrize("line", ['{"st', "[]", "7", '{"loss": 1}', '{"step": "2"}', '{"step": null}'])
 def test_a_line_of_the_log_that_is_no_record_is_named(run: Run, line: str) -> None:
     (run.path / "log.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(LabError, match="line 2"):
@@ -119,12 +118,6 @@ def test_a_torn_last_line_is_left_out_and_cut(run: Run, torn: bytes) -> None:
     assert [record["step"] for record in run.records()] == [1, 2, 3]
 
 
-def test_a_damaged_line_inside_the_log_is_named(run: Run) -> None:
-    (run.path / "log.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(LabError, match="line 2"):
-        run.records()
-
-
 def test_cutting_drops_the_records_after_the_step(run: Run) -> None:
     for step in range(1, 6):
         run.log({"step": step})
@@ -143,33 +136,22 @@ def test_a_full_disk_leaves_a_whole_log(run: Run) -> None:
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(run: Run) -> None:
+    assert run.load_checkpoint() is None
     run.save_checkpoint({"step": 1, "weight": torch.ones(3)})
     with file_size_limit(5000), pytest.raises(LabError, match=r"checkpoint\.pt"):
         run.save_checkpoint({"step": 2, "weight": torch.ones(100_000)})
-    state = run.load_checkpoint()
-    assert state is not None
-    assert state["step"] == 1
+    assert_saved(run, 1)
     assert names(run.path) == {"config.json", "checkpoint.pt"}
 
 
-def test_there_is_no_checkpoint_at_first(run: Run) -> None:
-    assert run.load_checkpoint() is None
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 nonsense"])
-def test_a_damaged_checkpoint_is_named(run: Run, content: bytes) -> None:
-    (run.path / "checkpoint.pt").write_bytes(content)
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"PK\x03\x04 nonsense", 20_000])
+def test_a_damaged_or_truncated_checkpoint_is_named(run: Run, damage: bytes | int) -> None:
+    run.save_checkpoint({"weight": torch.ones(10_000)})
+    path = run.path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:damage] if isinstance(damage, int) else damage)
     with pytest.raises(LabError, match=r"checkpoint\.pt cannot be read") as caught:
         run.load_checkpoint()
     assert "\n" not in str(caught.value)
-
-
-def test_a_truncated_checkpoint_is_named(run: Run) -> None:
-    run.save_checkpoint({"weight": torch.ones(10_000)})
-    path = run.path / "checkpoint.pt"
-    path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(LabError, match="cannot be read"):
-        run.load_checkpoint()
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(run: Run, tmp_path: Path) -> None:
@@ -193,9 +175,15 @@ def test_the_result_marks_the_run_as_finished(run: Run) -> None:
         last_unfinished(runs, "compare longtail")
 
 
-def test_the_newest_unfinished_run_of_the_command_is_found(tmp_path: Path) -> None:
-    dates = ["2026-03-01T10:00:00+02:00", "2026-03-01T09:00:00+00:00", "2026-02-01T00:00:00+00:00"]
-    made = [create_run(tmp_path, f"run{number}", "compare a", {}) for number in range(3)]
+@pytest.mark.parametrize(
+    "dates",
+    [
+        ["2026-03-01T10:00:00+02:00", "2026-03-01T09:00:00+00:00", "2026-02-01T00:00:00+00:00"],
+        ["2026-03-01T10:00:00+02:00"] * 3,  # of one second: then the last name is the newest
+    ],
+)
+def test_the_newest_unfinished_run_of_the_command_is_found(tmp_path: Path, dates: list[str]) -> None:
+    made = [create_run(tmp_path, name, "compare a", {}) for name in "bca"]
     for run, date in zip(made, dates, strict=True):
         (run.path / "config.json").write_text(to_json({**run.config, "started": date}))
     create_run(tmp_path, "other", "compare b", {})
@@ -214,13 +202,6 @@ def test_what_cannot_be_resumed_does_not_hide_what_can(tmp_path: Path, capsys: p
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 5
     assert all(note.startswith("note: skipped: ") for note in notes)
-
-
-def test_of_two_runs_of_the_same_second_the_later_name_is_the_newest(tmp_path: Path) -> None:
-    made = [create_run(tmp_path, name, "compare a", {}) for name in ("b", "c", "a")]
-    for run in made:
-        (run.path / "config.json").write_text(to_json({**run.config, "started": made[0].config["started"]}))
-    assert last_unfinished(tmp_path, "compare a").path == made[1].path
 
 
 def test_two_processes_cannot_hold_one_run(run: Run) -> None:

@@ -35,7 +35,7 @@ def assert_finished(runs: Path) -> None:
     ("stdout", "stderr"),
     [
         *(("file", "closed"), ("closed", "file"), ("closed", "closed")),
-        *(("file", "full"), ("unread", "unread"), ("file", "unread")),
+        *(("file", "full"), ("unread", "unread"), ("file", "unread"), ("unread", "file")),
     ],
 )
 def test_no_stream_keeps_a_run_from_finishing(tmp_path: Path, stdout: str, stderr: str) -> None:
@@ -56,8 +56,7 @@ def test_the_shell_closes_a_stream_at_first_or_later(tmp_path: Path, where: str)
 
 
 def test_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    command = [*TINY, "--quiet", "--runs", tmp_path / "runs"]
-    found = run_hebbian(command, tmp_path, stdout="full")
+    found = run_hebbian([*TINY, "--quiet", "--runs", tmp_path / "runs"], tmp_path, stdout="full")
     assert found == (1, "", "hebbian: error: reading or writing failed: No space left on device\n")
 
 

@@ -68,10 +68,9 @@ def train_toy(folder: Path, steps: int, pause: float, fatal_write: int = 0) -> i
 
     `pause` is the time that a step takes. The process kills itself in the middle of the `fatal_write`-th write.
     """
-    run = open_run(folder) if folder.exists() else create_run(folder.parent, "toy", "toy", {})
-    if run.path != folder:
-        run.path.rename(folder)
-        run = open_run(folder)
+    if not folder.exists():
+        create_run(folder.parent, "toy", "toy", {}).path.rename(folder)
+    run = open_run(folder)
     if fatal_write:
         die_in_write(fatal_write)
     task = Toy(pause)

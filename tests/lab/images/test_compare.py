@@ -1,10 +1,8 @@
 """`hebbian compare` on images: what it leaves behind, how it goes on after a kill, what it says."""
 
-import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,21 +15,14 @@ from hebbian_softmax.lab.images.omniglot import OmniglotSettings
 from tests.lab.base.test_progress import Terminal, plain_text
 from tests.lab.images.toys import compare_toys, toy_set
 from tests.lab.processes import start, wait_for
-from tests.lab.test_cli import call, error_line
+from tests.lab.test_cli import call, error_line, new_run, numbers
 
 SMALL = ["compare", "toy", "--steps", "50", "--filters", "4", "--device", "cpu"]
 FILES = {"config.json", "log.jsonl", "checkpoint.pt", "result.json", "curriculum.png", "page.html"}
 
 
-def metrics(run: Path) -> dict[str, Any]:
-    result = open_run(run).result()
-    assert result is not None
-    return {**result["metrics"], "seconds": None}
-
-
 def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*SMALL, "--runs", tmp_path) == 0
-    (run,) = tmp_path.iterdir()
+    run = new_run(tmp_path, *SMALL)
     assert {path.name for path in run.iterdir()} == FILES
     captured = capsys.readouterr()
     assert "In 50 steps of 32 images neither got beyond the 30 classes it began with" in " ".join(captured.out.split())
@@ -39,40 +30,15 @@ def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys
     assert "Try next:" in captured.out
     assert "50/50 steps; plain softmax 30 classes" in captured.err
     assert [record["step"] for record in open_run(run).records()] == [25, 50]
-    assert len(metrics(run)["hebbian"]["classes"]) == 2
-
-
-def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*SMALL, "--steps", "25", "--json", "--quiet", "--runs", tmp_path) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["settings"]["data_root"] == ""
-    assert result["metrics"]["plain"]["reached"] >= 30
-    assert result["title"] == "Plain and Hebbian softmax on the Toy curriculum"
-
-
-def test_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed in ("1", "2"):
-        assert call(*SMALL, "--steps", "25", "--quiet", "--seed", seed, "--runs", tmp_path / "runs") == 0
-    capsys.readouterr()
-    runs = sorted((tmp_path / "runs").iterdir())
-    assert call("report", *runs, "--output", tmp_path / "report.html") == 0
-    shown = capsys.readouterr().out
-    assert shown.count("classes reached") == 1  # in one table
-    assert "Hebbian softmax (2)" in shown
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64") == 2
-    assert '<th scope="col">seed</th>' in page
+    assert len(numbers(run)["hebbian"]["classes"]) == 2
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
         (["--steps", "30"], 2, "--steps: must be a multiple of 25"),
-        (["--steps", "0"], 2, "--steps: must be a whole number from 1"),
         (["--device", "tpu"], 2, "--device: must be one of auto, cpu, cuda"),
-        (["--gamma", "1.5"], 2, "--gamma: must be a number from 0 to 1"),
         (["--classes", "61"], 1, "toy has 60 classes, not 61"),
-        (["--runs", "/proc/nowhere"], 1, "cannot write /proc/nowhere"),
     ],
 )
 def test_bad_options_end_in_one_line(
@@ -99,10 +65,9 @@ def test_data_that_cannot_be_read_leave_no_run(tmp_path: Path, capsys: pytest.Ca
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     longer = [*SMALL[:2], "--steps", "75", *SMALL[4:], "--quiet"]
-    assert call(*longer, "--runs", tmp_path / "whole") == 0
-    (whole,) = (tmp_path / "whole").iterdir()
+    whole = new_run(tmp_path / "whole", *longer)
     process = start(compare_toys, [*longer, "--runs", str(tmp_path / "killed")])
     wait_for(tmp_path / "killed", "*/checkpoint.pt", process)
     time.sleep(random.Random(5).uniform(0, 0.2))
@@ -112,11 +77,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, capsys
     checkpoint = open_run(killed).load_checkpoint()
     assert checkpoint is not None
     assert 0 < checkpoint["step"] < 75
-    capsys.readouterr()
-    assert call("compare", "toy", "--quiet", "--resume", killed, "--seed", "1") == 1
-    assert "was started with seed = 0, not 1" in error_line(capsys)
     assert call("compare", "toy", "--quiet", "--resume", killed) == 0
-    assert metrics(killed) == metrics(whole)
+    assert numbers(killed) == numbers(whole)
     ends = [open_run(run).load_checkpoint()["task"] for run in (killed, whole)]  # type: ignore[index]
     for name in NAMES:
         for part in ("network", "head"):

@@ -50,10 +50,6 @@ def test_the_order_of_relu_and_pooling_is_the_papers_in_effect() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * one.abs().max().item())
 
 
-def zeros(count: int) -> torch.Tensor:
-    return torch.zeros(count)
-
-
 def test_without_rotation_and_shift_images_stay() -> None:
     images = torch.randint(256, (3, 4, 28, 28), dtype=torch.uint8)
     result = augment(images, rotation=0, shift=0)
@@ -64,20 +60,20 @@ def test_without_rotation_and_shift_images_stay() -> None:
 @pytest.mark.parametrize("turns", [-1, 1, 2, 3])
 def test_right_angles_are_counter_clockwise_turns(turns: int) -> None:
     images = torch.rand(5, 1, 28, 28)
-    turned = rotate_and_shift(images, torch.full((5,), turns * math.pi / 2), zeros(5), zeros(5))
+    turned = rotate_and_shift(images, torch.full((5,), turns * math.pi / 2), torch.zeros(5), torch.zeros(5))
     torch.testing.assert_close(turned, torch.rot90(images, turns, (2, 3)), atol=MOVED, rtol=0)
 
 
 def test_images_that_are_not_square_turn_without_distortion() -> None:
     images = torch.rand(2, 1, 8, 14)
-    turned = rotate_and_shift(images, torch.full((2,), math.pi / 2), zeros(2), zeros(2))
+    turned = rotate_and_shift(images, torch.full((2,), math.pi / 2), torch.zeros(2), torch.zeros(2))
     inner = torch.rot90(images, 1, (2, 3))[:, :, 3:11]  # what of the upright image a lying frame shows
     torch.testing.assert_close(turned[:, :, :, 3:11], inner, atol=MOVED, rtol=0)
 
 
 def test_whole_shifts_move_pixels_right_and_down_and_bring_in_paper() -> None:
     images = torch.rand(1, 1, 10, 10)
-    moved = rotate_and_shift(images, zeros(1), torch.tensor([3.0]), torch.tensor([2.0]))
+    moved = rotate_and_shift(images, torch.zeros(1), torch.tensor([3.0]), torch.tensor([2.0]))
     torch.testing.assert_close(moved[0, 0, 2:, 3:], images[0, 0, :-2, :-3], atol=MOVED, rtol=0)
     assert moved[0, 0, :2].abs().max() < MOVED
     assert moved[0, 0, :, :3].abs().max() < MOVED

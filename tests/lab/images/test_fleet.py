@@ -3,27 +3,24 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.images.curriculum import History
-from hebbian_softmax.lab.images.fleet import Eager, Graphed, Store, Trial, next_trials, run_trials, start
+from hebbian_softmax.lab.images.fleet import Graphed, Runner, Store, Trial, next_trials, run_trials, start
 from hebbian_softmax.lab.images.learner import Learner, Method
 from tests.lab.images.toys import toy_set
 
-CPU = torch.device("cpu")
 DATA = toy_set(40)
 PLAIN, HEBBIAN = Method(hebbian=False, learning_rate=3e-3), Method(hebbian=True, learning_rate=3e-3)
 
 
-def carry_out(
-    trials: list[Trial], folder: Path, together: int = 2, deadline: float | None = None, device: str = "cpu"
-) -> dict[Trial, History]:
-    return run_trials(
-        trials, Store(folder), DATA, device=device, together=together, filters=2, deadline=deadline, quiet=True
-    )
+def carry_out(trials: list[Trial], folder: Path, **options: Any) -> dict[Trial, History]:
+    options = {"device": "cpu", "together": 2, "filters": 2, **options}
+    return run_trials(trials, Store(folder), DATA, quiet=True, **options)
 
 
 def test_together_as_alone_and_never_twice(tmp_path: Path) -> None:
@@ -57,21 +54,17 @@ def test_out_of_time(tmp_path: Path) -> None:
 
 
 def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    history = History(30, [0.5], [30])
-    Store(tmp_path / "trials").save(Trial("a", PLAIN, 0, 25), history, 1.0, "cpu")
-    assert Store(tmp_path / "trials").load(Trial("a", PLAIN, 0, 25)) == history
-    assert Store(tmp_path / "trials").load(Trial("a", PLAIN, 1, 25)) is None
+    store, history = Store(tmp_path / "trials"), History(30, [0.5], [30])
+    store.save(Trial("a", PLAIN, 0, 25), history, 1.0, "cpu")
+    assert store.load(Trial("a", PLAIN, 0, 25)) == history
+    assert store.load(Trial("a", PLAIN, 1, 25)) is None
     with pytest.raises(LabError, match=r"other settings.*delete it"):
-        Store(tmp_path / "trials").load(Trial("a", PLAIN, 0, 50))
+        store.load(Trial("a", PLAIN, 0, 50))
+    with pytest.raises(LabError, match="cannot write"):
+        Store(tmp_path / "trials" / "a-seed0.json")
     (tmp_path / "trials" / "a-seed0.json").write_bytes(b"{")
     with pytest.raises(LabError, match="cannot be used"):
-        Store(tmp_path / "trials").load(Trial("a", PLAIN, 0, 25))
-
-
-def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "trials").write_bytes(b"a file")
-    with pytest.raises(LabError, match="cannot write"):
-        Store(tmp_path / "trials")
+        store.load(Trial("a", PLAIN, 0, 25))
 
 
 @pytest.mark.gpu
@@ -80,7 +73,7 @@ def test_a_graph_trains_as_the_plain_loop_does(method: Method) -> None:
     torch.backends.cudnn.deterministic = True
     # With this threshold every check adds a level, whatever the rounding.
     learners = [Learner(DATA, method, 0, device="cuda", filters=16, threshold=-1) for _ in range(2)]
-    runners = [Eager(learners[0]), Graphed(learners[1])]
+    runners = [Runner(learners[0]), Graphed(learners[1])]
     outcomes = []
     for runner in runners:
         for _ in range(3):
@@ -99,20 +92,17 @@ def test_a_graph_trains_as_the_plain_loop_does(method: Method) -> None:
 @pytest.mark.gpu
 def test_graphs_of_many_learners_do_not_mix(tmp_path: Path) -> None:
     trials = [Trial("many", HEBBIAN, seed, 50) for seed in range(4)]
-    device = "cuda"
-    together = run_trials(trials, Store(tmp_path / "1"), DATA, device=device, together=4, filters=16, quiet=True)
-    alone = run_trials(trials, Store(tmp_path / "2"), DATA, device=device, together=1, filters=16, quiet=True)
+    together = carry_out(trials, tmp_path / "1", device="cuda", together=4, filters=16)
+    alone = carry_out(trials, tmp_path / "2", device="cuda", together=1, filters=16)
     for trial in trials:
         assert together[trial].accuracy == pytest.approx(alone[trial].accuracy, abs=0.15)
 
 
 @pytest.mark.gpu
 def test_finished_trials_give_their_memory_back(tmp_path: Path) -> None:
-    device = "cuda"
-
     def reserved_after(count: int) -> int:
         trials = [Trial(f"many-{count}", HEBBIAN, seed, 25) for seed in range(count)]
-        run_trials(trials, Store(tmp_path / "1"), DATA, device=device, together=2, filters=16, quiet=True)
+        carry_out(trials, tmp_path / "1", device="cuda", filters=16)
         return torch.cuda.memory_reserved()
 
     assert reserved_after(12) <= 1.5 * reserved_after(2)
@@ -121,44 +111,32 @@ def test_finished_trials_give_their_memory_back(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_what_cannot_be_recorded_runs_without_a_graph() -> None:
     svm = Learner(DATA, Method(hebbian=True, objective="svm"), 0, device="cuda", filters=4)
-    assert isinstance(start(svm), Eager)
+    assert not isinstance(start(svm), Graphed)
     assert isinstance(start(Learner(DATA, HEBBIAN, 0, device="cuda", filters=4)), Graphed)
 
 
 def test_a_failed_recording_is_told_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     learner = Learner(DATA, HEBBIAN, 0, filters=2)
 
-    def fail(each: Learner) -> Eager:
-        each.step()
+    learner.device = torch.device("cuda")  # for `start` to try a recording
+
+    def fail(each: Learner) -> Runner:
+        each.head.weight.data.zero_()
+        each.generator.manual_seed(9)
         raise RuntimeError("operation not permitted when stream is capturing")
 
     before = learner.head.weight.detach().clone()
     draws = learner.generator.get_state()
-    runner = start(_AsIfOnCuda(learner), record=fail)  # type: ignore[arg-type]
-    assert isinstance(runner, Eager)
+    assert not isinstance(start(learner, record=fail), Graphed)
     assert "no CUDA graph, so training is slower (RuntimeError: operation not permitted" in capsys.readouterr().err
     assert torch.equal(learner.head.weight, before)
     assert torch.equal(learner.generator.get_state(), draws)
 
 
-class _AsIfOnCuda:
-    """A learner on the CPU that says it is on a GPU, for `start` to try a recording."""
-
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda")
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._learner, name)
-
-
 def test_without_a_graph_one_at_a_time_on_a_gpu() -> None:
     slow = Method(hebbian=True, objective="svm")
     waiting = [Trial("a", PLAIN, 0, 25), Trial("b", slow, 0, 25), Trial("c", slow, 0, 25)]
-    assert next_trials(list(waiting), 0, 3, CPU) == waiting
+    assert next_trials(list(waiting), 0, 3, torch.device("cpu")) == waiting
     left = list(waiting)
     taken = [next_trials(left, 0, 3, torch.device("cuda")) for _ in range(3)]
     assert taken == [[trial] for trial in waiting]

@@ -1,6 +1,5 @@
 """Glyphs: which shapes are classes, and how they are drawn."""
 
-import importlib.util
 import unicodedata
 from pathlib import Path
 
@@ -10,18 +9,7 @@ import torch
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.images import glyphs
-from hebbian_softmax.lab.images.glyphs import (
-    Bitmaps,
-    choose,
-    distances,
-    distort,
-    draw,
-    make_anew,
-    make_glyphs,
-    places,
-    render_faces,
-    shapes,
-)
+from hebbian_softmax.lab.images.glyphs import Bitmaps, distances, distort, draw, make_glyphs, render_faces, shapes
 from tests.lab.base.test_files import names
 
 
@@ -91,7 +79,7 @@ def test_drawings_are_of_eight_faces_or_more_used_evenly(faces: list[Bitmaps], c
     face_of = torch.cat([torch.full((len(face.codes),), number) for number, face in enumerate(faces)])
     code_of = torch.tensor([code for face in faces for code in face.codes])
     codes = list(classes)
-    chosen = choose(faces, codes, torch.Generator().manual_seed(0))
+    chosen = glyphs.choose(faces, codes, torch.Generator().manual_seed(0))
     assert torch.equal(code_of[chosen], torch.tensor(codes)[:, None].expand(-1, 20))
     tested = torch.zeros(len(faces))
     for drawings in face_of[chosen]:
@@ -128,7 +116,7 @@ def test_without_distortion_a_drawing_is_the_bitmap_made_smaller(faces: list[Bit
 
 def test_distortions_keep_to_their_limits() -> None:
     """The affine part stays within the limits of angle, slant and stretch."""
-    coefficients = places(5000, torch.Generator().manual_seed(0))
+    coefficients = glyphs.places(5000, torch.Generator().manual_seed(0))
     of_x, of_y = coefficients[:, :, glyphs.ONE, glyphs.LINE], coefficients[:, :, glyphs.LINE, glyphs.ONE]
     determinant = of_x[:, 0] * of_y[:, 1] - of_x[:, 1] * of_y[:, 0]
     assert (determinant.log().abs() <= 2 * glyphs.STRETCH + 1e-5).all()
@@ -168,17 +156,6 @@ def test_made_once_for_each_seed(faces: list[Bitmaps], tmp_path: Path) -> None:
     assert make(0, tmp_path / "other") == first
 
 
-@pytest.mark.parametrize(("module", "package"), [("matplotlib", "matplotlib"), ("PIL", "Pillow")])
-def test_what_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    with pytest.raises(LabError, match=rf"needs {package}: pip install 'hebbian-softmax\[lab\]'"):
-        make_glyphs(cache_dir=tmp_path, quiet=True)
-    assert names(tmp_path) == set()
-
-
 def test_a_matplotlib_without_its_fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path / "nowhere"))
     with pytest.raises(LabError, match=r"DejaVuSans\.ttf is missing: install matplotlib again"):
@@ -188,10 +165,10 @@ def test_a_matplotlib_without_its_fonts(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_the_whole_set_does_not_hang_on_the_number_of_threads() -> None:
-    first = make_anew(0, True, render_faces)
+    first = glyphs.make_anew(0, True, render_faces)
     assert len(first.images) == len(first.class_names) >= 1000
     torch.set_num_threads(2)
     try:
-        assert make_anew(0, True, render_faces).identity == first.identity
+        assert glyphs.make_anew(0, True, render_faces).identity == first.identity
     finally:
         torch.set_num_threads(1)

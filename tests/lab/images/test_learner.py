@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from hebbian_softmax.lab.base.seeds import derive_seed
-from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import History
-from hebbian_softmax.lab.images.fleet import Eager
+from hebbian_softmax.lab.images.fleet import Runner
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.reproduce import beyond
 from tests.lab.images.toys import toy_set
@@ -45,11 +44,6 @@ def test_a_history_knows_its_levels() -> None:
     again.load_state_dict(history.state_dict())
     assert again == history
     assert History(30).reached == 30
-
-
-def test_mean_and_spread() -> None:
-    assert mean_and_spread([2.0]) == (2.0, 0.0)
-    assert mean_and_spread([1, 3]) == (2.0, pytest.approx(2**0.5))
 
 
 def literal(method: Method, seed: int, rounds: int, steps: int, threshold: float) -> tuple[list, torch.Tensor]:
@@ -93,7 +87,7 @@ def literal(method: Method, seed: int, rounds: int, steps: int, threshold: float
 @pytest.mark.parametrize("method", [PLAIN, LITERAL])
 def test_a_learner_is_the_slow_literal_version(method: Method) -> None:
     expected, theta = literal(method, 7, rounds=4, steps=6, threshold=0.02)
-    runner = Eager(small(method, 7, threshold=2))
+    runner = Runner(small(method, 7, threshold=2))
     found = []
     for _ in range(4):
         runner.steps(6)
@@ -135,19 +129,13 @@ def weights_after(learner: Learner, steps: int = 3) -> torch.Tensor:
     for _ in range(steps):
         learner.step()
     learner.check(30)
-    return torch.cat(
-        [parameter.detach().flatten() for parameter in [*learner.network.parameters(), learner.head.weight]]
-    )
+    parameters = [*learner.network.parameters(), learner.head.weight]
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
-    assert torch.equal(weights_after(small(LITERAL)), weights_after(small(LITERAL)))
-
-
-def test_goes_on_from_its_state() -> None:
-    whole = small(LITERAL)
-    weights_after(whole)
-    resumed = small(LITERAL)
+def test_the_same_seed_gives_the_same_bits_also_from_its_state() -> None:
+    whole, resumed = small(LITERAL), small(LITERAL)
+    assert torch.equal(weights_after(whole), weights_after(small(LITERAL)))
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert torch.equal(weights_after(whole), weights_after(resumed))
     assert torch.equal(whole.outcome, resumed.outcome)

@@ -1,15 +1,11 @@
 """Omniglot: the real archives if they are at hand, and small ones with something wrong."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import http.server
-import importlib.util
 import io
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +18,7 @@ from hebbian_softmax.lab.images.data import ImageSet
 from hebbian_softmax.lab.images.omniglot import ARCHIVES, load_omniglot, resize
 from tests import SHARED
 from tests.lab.base.test_files import names
+from tests.lab.data.serving import serve
 
 REAL = SHARED / "data"
 CLASSES = (range(1, 4), range(4, 6))
@@ -105,10 +102,9 @@ def test_found_in_the_root_itself_by_the_environment_too(root: Path, monkeypatch
 
 
 def test_read_once_until_an_archive_changes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = load(root)
-    again = load_omniglot(str(root), cache_dir=root.parent / "cache", archives=SMALL)
+    first, again = (load_omniglot(str(root), cache_dir=root.parent / "cache", archives=SMALL) for _ in range(2))
     assert again.identity == first.identity
-    assert capsys.readouterr().err == ""  # it would tell the progress of reading
+    assert capsys.readouterr().err == "omniglot: 100/100 drawings\n"  # once
     changed = members("images_evaluation", CLASSES[1]) | {
         "images_evaluation/Alphabet_5/character01/0004_01.png": drawing(1, 1)
     }
@@ -116,11 +112,6 @@ def test_read_once_until_an_archive_changes(root: Path, capsys: pytest.CaptureFi
     second = load(root)
     assert torch.equal(second.images[3, 0], first.images[0, 0])
     assert second.identity != first.identity
-
-
-def test_progress_counts_drawings(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_omniglot(str(root), cache_dir=root / "cache", archives=SMALL)
-    assert capsys.readouterr().err == "omniglot: 100/100 drawings\n"
 
 
 def without(prefix: str) -> Callable[[Members], Members]:
@@ -181,55 +172,25 @@ def test_a_damaged_archive_is_named(root: Path, damage: str) -> None:
     }
     path.write_bytes(changed[damage])
     assert_refused(root, "cannot be read|cannot be decoded|has none of")
-
-
-def test_a_folder_in_place_of_the_archive(root: Path) -> None:
-    path = root / "omniglot" / "images_background.zip"
     path.unlink()
     path.mkdir()
     with pytest.raises(LabError, match=r"cannot read .*images_background.zip"):
         load(root)
 
 
-@pytest.mark.parametrize(("module", "package"), [("PIL", "Pillow"), ("numpy", "numpy")])
-def test_what_is_not_installed_is_named(root: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    with pytest.raises(LabError, match=rf"needs {package}: pip install 'hebbian-softmax\[lab\]'"):
-        load(root)
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
-
-
 def test_what_is_not_there_is_downloaded_and_must_have_the_checksum(root: Path, tmp_path: Path) -> None:
-    identity = load(root).identity
+    files = {f"/{archive.name}": (root / "omniglot" / archive.name).read_bytes() for archive in SMALL}
     empty = tmp_path / "empty"
     empty.mkdir()
-    with served(root / "omniglot") as address:
-        there = tuple(dataclasses.replace(archive, address=address) for archive in SMALL)
+    with serve(files) as server:
+        there = tuple(dataclasses.replace(archive, address=f"{server.url}/") for archive in SMALL)
         with pytest.raises(LabError, match=f"expected {SMALL[0].sha256}"):
             load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True, archives=there)
         assert names(empty / "omniglot") == set()
-        known = tuple(
-            dataclasses.replace(
-                archive, sha256=hashlib.sha256((root / "omniglot" / archive.name).read_bytes()).hexdigest()
-            )
-            for archive in there
-        )
+        sums = [hashlib.sha256(content).hexdigest() for content in files.values()]
+        known = tuple(dataclasses.replace(each, sha256=sha256) for each, sha256 in zip(there, sums, strict=True))
         found = load_omniglot(str(empty), cache_dir=tmp_path / "other", quiet=True, archives=known)
-    assert found.identity == identity
+    assert found.identity == load(root).identity
     assert names(empty / "omniglot") == {archive.name for archive in SMALL}
 
 

@@ -19,7 +19,7 @@ from hebbian_softmax.lab.images.reproduce import (
 )
 from hebbian_softmax.lab.images.tables import tabulate_milestones
 from tests.lab.images import toys  # which offers `reproduce toy`
-from tests.lab.test_cli import call, error_line
+from tests.lab.test_cli import call, error_line, new_run
 
 SMALL = [
     *("reproduce", toys.TOY.name, "--seeds", "1", "--steps", "25", "--target", "35", "--tuning-seeds", "1"),
@@ -65,8 +65,7 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_one_part(tmp_path: Path) -> None:
-    assert call(*SMALL, "--parts", "main", "--runs", tmp_path) == 0
-    (run,) = tmp_path.iterdir()
+    run = new_run(tmp_path, *SMALL, "--parts", "main")
     assert not (run / "rates.png").exists()
     assert sorted(path.stem for path in run.glob("trials/*")) == ["main-hebbian-seed0", "main-plain-seed0"]
 

@@ -19,9 +19,11 @@ def test_text_is_aligned() -> None:
         "plain          12,345  0.1235",
         "a longer name       –   1 ± 2",
     ]
+    assert as_text(Table("T", ["a", "b"], [])) == "T\na  b"
 
 
-def test_markdown() -> None:
+def test_markdown_whose_cells_cannot_break_the_table() -> None:
+    assert as_markdown(Table("T", ["a"], [["x|y\nz"]])).splitlines()[-1] == "| x\\|y z |"
     assert as_markdown(TABLE).splitlines()[2:] == [
         "| name | count | loss |",
         "| --- | ---: | ---: |",
@@ -30,18 +32,9 @@ def test_markdown() -> None:
     ]
 
 
-def test_markdown_cells_cannot_break_the_table() -> None:
-    line = as_markdown(Table("T", ["a"], [["x|y\nz"]])).splitlines()[-1]
-    assert line == "| x\\|y z |"
-
-
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="3 columns, a row has 2"):
         Table("T", ["a", "b", "c"], [["x", 1]])
-
-
-def test_no_rows() -> None:
-    assert as_text(Table("T", ["a", "b"], [])) == "T\na  b"
 
 
 def test_tables_of_the_same_rows_stand_side_by_side() -> None:

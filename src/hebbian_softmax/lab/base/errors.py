@@ -1,6 +1,7 @@
 """Errors that a user can act on, as opposed to bugs."""
 
 import contextlib
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -23,6 +24,8 @@ class OutOfTimeError(Exception):
 
 class Terminated(BaseException):
     """SIGTERM came. Like KeyboardInterrupt this is not an error, so `except Exception` lets it pass."""
+
+    signum = signal.SIGTERM
 
 
 def reason(error: BaseException) -> str:

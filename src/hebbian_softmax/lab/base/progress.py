@@ -6,10 +6,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from hebbian_softmax.lab.base.extras import require
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
 
 REDRAW_SECONDS = 0.1  # between two drawings on a terminal
 LINE_SECONDS = 10.0  # between two lines in a log file
@@ -54,14 +57,16 @@ class Progress:
         stream: TextIO | None = None,
     ) -> None:
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
-        self.stream = Forgiving(sys.stderr if stream is None else stream)
-        self.live = self.stream.is_terminal()
+        stream = sys.stderr if stream is None else stream
+        self.stream = Forgiving(stream)
+        # Bars need a terminal that moves its cursor and has no bars yet.
+        dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        self.live = self.stream.isatty() and not dumb and not hasattr(stream, "rich_proxied_file")
         self.done = start
         self.metrics: Mapping[str, float] = {}
-        now = time.monotonic()
-        self._samples = deque([(now, start)])
-        self._drawn = now if not self.live else float("-inf")
-        self._display = _Display(self.stream) if self.live and not quiet else None
+        self._samples = deque([(time.monotonic(), start)])
+        self._drawn = float("-inf") if self.live else time.monotonic()
+        self._display = _open_display(self.stream) if self.live and not quiet else None
 
     def due(self) -> bool:
         """Say whether the next `update` shows something, so that the caller can skip costly metrics when not.
@@ -79,38 +84,40 @@ class Progress:
             self._samples.append((now, done))
             while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW_SECONDS:
                 self._samples.popleft()
-            self._show(self._rate())
+            (first, before), (last, after) = self._samples[0], self._samples[-1]
+            self._show((after - before) / (last - first) if last > first and after > before else None)
 
     def note(self, text: str) -> None:
         """Show a line of text now."""
         if self._display is not None:
-            self._display.note(f"{self.label}: {text}")
+            self._display.console.print(f"{self.label}: {text}", soft_wrap=True)  # above the bars
         elif not self.quiet:
             print(f"{self.label}: {text}", file=self.stream, flush=True)
 
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the last state on the terminal or in the log."""
         self._show(None)
         if self._display is not None:
             self._display.stop()
 
-    def words(self, rate: float | None) -> list[str]:
-        """Return what is said: the amount done, the rate and the time left if they are known, the metrics."""
-        if self.unit == "bytes":
-            amounts = [format_bytes(value) for value in (self.done, self.total) if value is not None]
-        else:
-            amounts = [f"{value:,.0f}" for value in (self.done, self.total) if value is not None]
-        said = ["/".join(amounts) + ("" if self.unit == "bytes" else f" {self.unit}")]
+    def pace(self, rate: float | None) -> list[str]:
+        """Return the amount done, and the rate and the time left if they are known, in words."""
+        in_bytes = self.unit == "bytes"
+        known = [value for value in (self.done, self.total) if value is not None]
+        amount = "/".join(format_bytes(value) if in_bytes else f"{value:,}" for value in known)
+        said = [amount if in_bytes else f"{amount} {self.unit}"]
         if rate is not None:
-            said.append(f"{format_bytes(rate) if self.unit == 'bytes' else format_rate(rate)}/s")
+            said.append(f"{format_bytes(rate) if in_bytes else format_rate(rate)}/s")
             if self.total is not None:
                 said.append(f"{format_seconds((self.total - self.done) / rate)} left")
-        return said + [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
+        return said
+
+    def words(self, rate: float | None) -> list[str]:
+        """Return what is said: the pace and the metrics."""
+        return self.pace(rate) + [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
 
     def line(self, rate: float | None) -> str:
         """Return the line for a log file."""
@@ -120,13 +127,10 @@ class Progress:
         """Return the bars for a terminal."""
         return [Bar(self.label, self.done, self.total, self.words(rate))]
 
-    def _rate(self) -> float | None:
-        (first, before), (last, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (last - first) if last > first and after > before else None
-
     def _show(self, rate: float | None) -> None:
         if self._display is not None:
-            self._display.draw(self.bars(rate))
+            self._display.start()
+            self._display.update(_draw(self.bars(rate), self._display.console.width), refresh=True)
         elif not self.quiet:
             print(self.line(rate), file=self.stream, flush=True)
 
@@ -151,11 +155,6 @@ class Forgiving:
     def isatty(self) -> bool:
         return bool(self._try("isatty"))
 
-    def is_terminal(self) -> bool:
-        """Say whether bars can be drawn: on a terminal that moves its cursor and has no bars yet."""
-        dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-        return self.isatty() and not dumb and not hasattr(self._stream, "rich_proxied_file")
-
     def _try(self, method: str, *arguments: str) -> Any:
         if not self._broken:
             try:
@@ -165,39 +164,30 @@ class Forgiving:
         return None
 
 
-class _Display:
-    """Bars on a terminal. Text written to standard error meanwhile appears above them."""
+def _open_display(stream: Forgiving) -> "Live":
+    """Return a display on a terminal. Text written to standard error while it is open appears above it."""
+    require("rich")
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, stream: Forgiving) -> None:
-        require("rich")
-        from rich.console import Console
-        from rich.live import Live
+    console = Console(file=cast(IO[str], stream), highlight=False, markup=False, emoji=False)
+    return Live(console=console, auto_refresh=False, redirect_stdout=False)
 
-        self._console = Console(file=cast(IO[str], stream), highlight=False, markup=False, emoji=False)
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
 
-    def draw(self, bars: Sequence[Bar]) -> None:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
+def _draw(bars: Sequence[Bar], width: int) -> "Table":
+    """Return the bars as rows that fit into `width` columns."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
 
-        width = max(len(bar.title) for bar in bars)
-        space = self._console.width - width - 2
-        with_bars = space - BAR_WIDTH >= LEAST_WORDS
-        grid = Table.grid(padding=(0, 1))
-        for bar in bars:
-            drawn = [ProgressBar(total=bar.total, completed=bar.done, width=BAR_WIDTH)] if with_bars else []
-            words = shortened(", ".join(bar.words), space - BAR_WIDTH * with_bars)
-            grid.add_row(Text(bar.title), *drawn, Text(words, no_wrap=True, overflow="crop"))
-        self._live.start()
-        self._live.update(grid, refresh=True)
-
-    def note(self, text: str) -> None:
-        """Show a line of text above the bars."""
-        self._console.print(text, soft_wrap=True)
-
-    def stop(self) -> None:
-        self._live.stop()
+    space = width - max(len(bar.title) for bar in bars) - 2
+    with_bars = space - BAR_WIDTH >= LEAST_WORDS
+    grid = Table.grid(padding=(0, 1))
+    for bar in bars:
+        drawn = [ProgressBar(total=bar.total, completed=bar.done, width=BAR_WIDTH)] if with_bars else []
+        words = shortened(", ".join(bar.words), space - BAR_WIDTH * with_bars)
+        grid.add_row(Text(bar.title), *drawn, Text(words, no_wrap=True, overflow="crop"))
+    return grid
 
 
 def shortened(line: str, width: int) -> str:

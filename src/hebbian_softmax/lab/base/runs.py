@@ -27,13 +27,8 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
 
 FORMAT = 1
-CONFIG = {
-    "command": str,
-    "settings": dict,
-    "versions": dict,
-    "hardware": dict,
-    "started": str,
-}  # entries that every config has
+# The entries that every config has.
+CONFIG = {"command": str, "settings": dict, "versions": dict, "hardware": dict, "started": str}
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,7 @@ class Run:
 
     def cut_log(self, step: int) -> None:
         """Drop the records after `step`, since a run that goes on from there writes them again."""
-        lines = list(self._log_lines())
-        kept = b"".join(line for line, record in lines if record["step"] <= step)
+        kept = b"".join(line for line, record in self._log_lines() if record["step"] <= step)
         path = self.path / "log.jsonl"
         if path.exists() and path.stat().st_size != len(kept):
             write_atomic(path, kept)

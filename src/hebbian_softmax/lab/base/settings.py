@@ -32,9 +32,8 @@ def setting(
     if isinstance(default, bool):
         parse = boolean
     assert parse is not None, "only a setting that is True or False can do without parse"
-    return dataclasses.field(
-        default=default, metadata={"help": help, "parse": parse, "later": later, "metavar": metavar}
-    )
+    metadata = {"help": help, "parse": parse, "later": later, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def add_options(parser: argparse._ActionsContainer, settings: type, rename: Callable[[str], str] = str) -> None:
@@ -43,20 +42,12 @@ def add_options(parser: argparse._ActionsContainer, settings: type, rename: Call
         # Where the default is empty, the help text itself says what that means.
         default = f" (default: {_as_text(field.default)})" if field.default not in ("", REQUIRED) else ""
         if isinstance(field.default, bool):
-            parser.add_argument(
-                option_name(rename(field.name)),
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=f"{field.metadata['help']}{default}".replace("%", "%%"),
-            )
-            continue
-        parser.add_argument(
-            option_name(rename(field.name)),
-            type=field.metadata["parse"],
-            required=field.default is REQUIRED,
-            metavar=field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT"),
-            help=f"{field.metadata['help']}{default}".replace("%", "%%"),
-        )
+            form: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
+        else:
+            metavar = field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT")
+            form = {"type": field.metadata["parse"], "required": field.default is REQUIRED, "metavar": metavar}
+        help = f"{field.metadata['help']}{default}".replace("%", "%%")
+        parser.add_argument(option_name(rename(field.name)), help=help, **form)
 
 
 def given_options(arguments: argparse.Namespace, settings: type, rename: Callable[[str], str] = str) -> dict[str, Any]:

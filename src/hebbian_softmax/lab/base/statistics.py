@@ -6,8 +6,8 @@ from collections.abc import Sequence
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the standard deviation, which is 0 for a single value.
 
-    >>> mean_and_spread([1, 2, 3])
-    (2.0, 1.0)
+    >>> mean_and_spread([1, 2, 3]), mean_and_spread([2.0])
+    ((2.0, 1.0), (2.0, 0.0))
     """
     mean = sum(values) / len(values)
     if len(values) < 2:

@@ -19,7 +19,7 @@ from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.images import glyphs, omniglot
 from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY, CurriculumSettings, History
 from hebbian_softmax.lab.images.data import ImageSet, ImageSource
-from hebbian_softmax.lab.images.fleet import Runner, Threads, finish_all, start
+from hebbian_softmax.lab.images.fleet import Runner, Threads, start
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.tables import draw_two, tabulate_two
 from hebbian_softmax.lab.report.recipe import Recipe
@@ -37,24 +37,17 @@ class Comparison:
         device = choose_device(settings.device)
         images = data.images.to(device)
         self.threads = threads
-        self.learners = {
-            name: Learner(
-                data,
-                Method(
-                    hebbian=name == "hebbian",
-                    learning_rate=settings.learning_rate,
-                    gamma=settings.gamma,
-                    limit=settings.limit,
-                    active_only=settings.softmax == "active",
-                ),
-                settings.seed,
-                device=device,
-                images=images,
-                classes=settings.classes or None,
-                filters=settings.filters,
+        self.learners: dict[str, Learner] = {}
+        for name in NAMES:
+            method = Method(
+                hebbian=name == "hebbian",
+                learning_rate=settings.learning_rate,
+                gamma=settings.gamma,
+                limit=settings.limit,
+                active_only=settings.softmax == "active",
             )
-            for name in NAMES
-        }
+            size: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
+            self.learners[name] = Learner(data, method, settings.seed, device=device, images=images, **size)
         self.histories = {name: History(learner.start) for name, learner in self.learners.items()}
         self._runners: list[Runner] = []
 
@@ -80,7 +73,8 @@ class Comparison:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        finish_all(self._runners)
+        for runner in self._runners:
+            runner.finish()
         return {
             name: {"learner": learner.state_dict(), "history": self.histories[name].state_dict()}
             for name, learner in self.learners.items()
@@ -152,11 +146,7 @@ class ContendersProgress(Progress):
 
     def words(self, rate: float | None) -> list[str]:
         """Return what is said about the steps; the metrics are said of each contender."""
-        metrics, self.metrics = self.metrics, {}
-        try:
-            return super().words(rate)
-        finally:
-            self.metrics = metrics
+        return self.pace(rate)
 
     def contender(self, name: str) -> list[str]:
         """Return what is said about one contender; nothing before its first check."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ def cached(name: str, key: str, make: Callable[[], ImageSet], cache_dir: Path | 
             _write(path, images)
             return images
     except OSError as error:
-        raise _elsewhere(cannot_write(path, error)) from error
+        raise LabError(f"{cannot_write(path, error)}, with HEBBIAN_CACHE") from error
 
 
 @contextlib.contextmanager
@@ -110,18 +110,11 @@ def _one_thread() -> Iterator[None]:
 def _write(path: Path, images: ImageSet) -> None:
     import numpy as np
 
-    def write(file: IO[bytes]) -> None:
-        np.savez(file, images=images.images.numpy(), class_names=np.array(json.dumps(images.class_names)))
-
+    names = np.array(json.dumps(images.class_names))
     try:
-        write_atomic(path, write)
+        write_atomic(path, lambda file: np.savez(file, images=images.images.numpy(), class_names=names))
     except LabError as error:
-        raise _elsewhere(error) from error
-
-
-def _elsewhere(error: LabError) -> LabError:
-    """Return the error with the way to choose another folder."""
-    return LabError(f"{error}, with HEBBIAN_CACHE")
+        raise LabError(f"{error}, with HEBBIAN_CACHE") from error
 
 
 def _read(path: Path, name: str) -> ImageSet | None:

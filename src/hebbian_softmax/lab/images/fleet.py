@@ -13,14 +13,13 @@ numbers do not depend on how many cores there are.
 import copy
 import gc
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +30,7 @@ from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.files import cannot_write, write_atomic
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.data.workers import cores
 from hebbian_softmax.lab.images.curriculum import ADDED, CHECK_EVERY, History
 from hebbian_softmax.lab.images.data import ImageSet
 from hebbian_softmax.lab.images.learner import Learner, Method
@@ -41,73 +41,57 @@ CAPACITIES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)  # numbers of classe
 T = TypeVar("T")
 
 
-class Runner(Protocol):
-    """Drives one learner. Only `read`, `loss` and `finish` wait for the device."""
-
-    learner: Learner
-
-    def steps(self, count: int) -> None:
-        """Take training steps."""
-
-    def check(self) -> None:
-        """Test the learner, and add a level if it passes."""
-
-    def read(self) -> tuple[float, int]:
-        """Return the accuracy of the oldest check that was not read yet, and the number of classes after it."""
-
-    def loss(self) -> Tensor:
-        """Return the loss of the last step, to be used on the current stream."""
-
-    def finish(self) -> None:
-        """Wait until all work is done."""
-
-    def close(self) -> None:
-        """Finish and free the device's memory. The learner stays; the runner cannot be used any more."""
-
-
-class Eager:
-    """Runs a learner with plain PyTorch, operation by operation."""
+class Runner:
+    """Drives one learner with plain PyTorch, operation by operation."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self._classes = int(learner.active)
-        self._unread: deque[tuple[float, int]] = deque()
+        self._unread: deque[Any] = deque()
 
     def steps(self, count: int) -> None:
+        """Take training steps."""
         for _ in range(count):
             self.learner.step()
 
     def check(self) -> None:
+        """Test the learner, and add a level if it passes."""
         self.learner.check(self._classes)
         accuracy, classes = self.learner.outcome.tolist()
         self._classes = int(classes)
         self._unread.append((accuracy, self._classes))
 
     def read(self) -> tuple[float, int]:
-        return self._unread.popleft()
+        """Return the accuracy of the oldest check that was not read yet, and the number of classes after it."""
+        accuracy, classes = self._unread.popleft()
+        return accuracy, classes
 
     def loss(self) -> Tensor:
+        """Return the loss of the last step, to be used on the current stream."""
         return self.learner.loss.clone()
 
     def finish(self) -> None:
+        """Wait until all work is done."""
         if self.learner.device.type == "cuda":
             torch.cuda.synchronize(self.learner.device)
 
     def close(self) -> None:
+        """Finish and free the device's memory. The learner stays; the runner cannot be used any more."""
         self.finish()
 
 
-class Graphed:
-    """Runs a learner with CUDA graphs of a step and of a check, on their own stream. Recording leaves it as it was."""
+class Graphed(Runner):
+    """Runs a learner with CUDA graphs of a step and of a check, on their own stream. Recording leaves it as it was.
+
+    Only `read`, `loss` and `finish` wait for the device.
+    """
 
     def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+        super().__init__(learner)
         self.stream = torch.cuda.Stream(learner.device)
         # The graphs run one after the other and leave their outcome in the learner's own tensors, so they share memory.
         self._pool = torch.cuda.graph_pool_handle()
-        self._classes = int(learner.active)
         self._checks: dict[int, torch.cuda.CUDAGraph] = {}
-        self._unread: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         self.stream.wait_stream(torch.cuda.current_stream(learner.device))
         draws = learner.generator.get_state()
         with torch.cuda.stream(self.stream):
@@ -198,22 +182,21 @@ class Graphed:
 def start(learner: Learner, record: Callable[[Learner], Runner] = Graphed) -> Runner:
     """Return a runner of the learner: with recorded graphs on a GPU, or without, with a note, if recording fails."""
     if learner.device.type != "cuda" or not learner.method.capturable:
-        return Eager(learner)
+        return Runner(learner)
     before = copy.deepcopy(learner.state_dict())
     try:
         return record(learner)
     except RuntimeError as error:
         say(f"note: no CUDA graph, so training is slower ({reason(error)})")
         learner.load_state_dict(before)
-        return Eager(learner)
+        return Runner(learner)
 
 
 class Threads:
     """Does the same with several items: in threads on a CPU; one after the other on a GPU, where that is enough."""
 
     def __init__(self, device: torch.device | str, most: int) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.size = max(1, min(cores, most)) if torch.device(device).type == "cpu" else 1
+        self.size = max(1, min(cores(), most)) if torch.device(device).type == "cpu" else 1
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> "Threads":
@@ -228,12 +211,6 @@ class Threads:
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """Return `work(item)` for each item, in their order."""
         return list(map(work, items) if self._pool is None else self._pool.map(work, items))
-
-
-def finish_all(runners: Sequence[Runner]) -> None:
-    """Wait until all runners are done."""
-    for runner in runners:
-        runner.finish()
 
 
 @dataclass(frozen=True)
@@ -345,12 +322,11 @@ def run_trials(
     live: list[_Live] = []
     steps = 0
     with Threads(place, together) as threads, Progress(label, total=total, quiet=quiet) as progress:
+        most = together if place.type == "cuda" else threads.size
         while waiting or live:
             if deadline is not None and time.monotonic() > deadline:
                 raise OutOfTimeError
-            live += threads.each(
-                begin, next_trials(waiting, len(live), together if place.type == "cuda" else threads.size, place)
-            )
+            live += threads.each(begin, next_trials(waiting, len(live), most, place))
             threads.each(_advance, live)
             done = [each for each in live if each.trial.done(each.history)]
             live = [each for each in live if each not in done]

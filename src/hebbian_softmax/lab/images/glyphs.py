@@ -275,10 +275,7 @@ def places(drawings: int, generator: torch.Generator) -> Tensor:
     right, down = uniform(MOVE), uniform(MOVE)
     cos, sin = angle.cos(), angle.sin()
     # Turning, then slanting and stretching back gives the point that the pixel comes from.
-    matrix = [
-        [(cos + slant * sin) / width, (slant * cos - sin) / width],
-        [sin / height, cos / height],
-    ]
+    matrix = [[(cos + slant * sin) / width, (slant * cos - sin) / width], [sin / height, cos / height]]
     coefficients = torch.zeros(drawings, 2, KNOTS + 2, KNOTS + 2)
     coefficients[:, :, :KNOTS, :KNOTS] = BEND * torch.randn(drawings, 2, KNOTS, KNOTS, generator=generator)
     for coordinate, (of_x, of_y) in enumerate(matrix):

@@ -21,10 +21,8 @@ from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSet
 from hebbian_softmax.rule import Rate
 
 DROPOUT = 0.2
-PART = {
-    "cuda": 200,
-    "cpu": 20,
-}  # classes that a check tests together: a CPU is twice as fast while its cache holds them
+# The number of classes that a check tests together. A CPU is twice as fast while its cache holds them.
+PART = {"cuda": 200, "cpu": 20}
 RATES: dict[str, Callable[[float, int], Rate]] = {
     "paper": PaperRate,
     "constant": lambda gamma, limit: ConstantRate(gamma),
@@ -100,7 +98,17 @@ class Learner:
 
         draws = torch.Generator().manual_seed(derive_seed(seed, "weights"))
         self.network = convnet(filters, draws).to(self.device)
-        self.head = _make_head(method, count_features(filters, *self.images.shape[-2:]), self.total)
+        # For plain softmax the head is not attached to the optimizer, so it is exactly an nn.Linear.
+        self.head = HebbianSoftmax(
+            count_features(filters, *self.images.shape[-2:]),
+            self.total,
+            gamma=method.gamma,
+            limit=method.limit,
+            rate=RATES[method.rate](method.gamma, method.limit),
+            scale=method.scale,
+            center=method.center,
+            objective=method.objective,
+        )
         nn.init.xavier_uniform_(self.head.weight, generator=draws)
         self.head.to(self.device)
         self.head.weight.requires_grad_(method.train_rows)
@@ -229,17 +237,3 @@ class Learner:
         yield from self.network.state_dict().values()
         yield from self.head.state_dict().values()
         yield from (self.active, self.seen, self.loss, self.outcome)
-
-
-def _make_head(method: Method, features: int, classes: int) -> HebbianSoftmax:
-    """Return the head. For plain softmax it is not attached to the optimizer, so it is exactly an nn.Linear."""
-    return HebbianSoftmax(
-        features,
-        classes,
-        gamma=method.gamma,
-        limit=method.limit,
-        rate=RATES[method.rate](method.gamma, method.limit),
-        scale=method.scale,
-        center=method.center,
-        objective=method.objective,
-    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, reason
@@ -91,15 +92,11 @@ def load_omniglot(
     return cached("omniglot", key, lambda: _read_all(archives, paths, quiet), cache_dir)
 
 
-def _load(settings: Any, quiet: bool) -> ImageSet:
-    return load_omniglot(settings.data_root or None, quiet=quiet)
-
-
 SOURCE = ImageSource(
     name="omniglot",
     help="new classes of handwritten characters keep coming: the paper's task",
     settings=OmniglotSettings,
-    load=_load,
+    load=lambda settings, quiet: load_omniglot(settings.data_root or None, quiet=quiet),
 )
 
 
@@ -122,14 +119,10 @@ def _checksum(path: Path) -> str:
 
 def _read_all(archives: tuple[Archive, ...], paths: list[Path], quiet: bool) -> ImageSet:
     total = DRAWINGS * sum(len(archive.classes) for archive in archives)
-    class_names: list[str] = []
-    parts: list[Tensor] = []
     with Progress("omniglot", total=total, unit="drawings", quiet=quiet) as progress:
-        for archive, path in zip(archives, paths, strict=True):
-            names, images = read_archive(archive, path, progress)
-            class_names += names
-            parts.append(images)
-    return ImageSet("omniglot", torch.cat(parts), class_names)
+        parts = [read_archive(archive, path, progress) for archive, path in zip(archives, paths, strict=True)]
+    class_names = [name for names, _ in parts for name in names]
+    return ImageSet("omniglot", torch.cat([images for _, images in parts]), class_names)
 
 
 def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list[str], Tensor]:
@@ -195,10 +188,7 @@ def resize(rows: Tensor) -> Tensor:
     upper = torch.minimum(edges[1:, None], lines[None, 1:])
     lower = torch.maximum(edges[:-1, None], lines[None, :-1])
     quarters = ((upper - lower).clamp(min=0) // (SIZE // 4)).float()
-    padded = torch.nn.functional.pad(
-        quarters, (0, 8 * ROW_BYTES - SOURCE_SIZE)
-    )  # the last bits of a row are not pixels
-
+    padded = F.pad(quarters, (0, 8 * ROW_BYTES - SOURCE_SIZE))  # the last bits of a row are not pixels
     bits = (rows.unsqueeze(-1) >> torch.arange(7, -1, -1, dtype=torch.uint8)) & 1
     paper = quarters @ (bits.flatten(-2).float() @ padded.T)
     all_paper = (4 * SOURCE_SIZE // SIZE) ** 2

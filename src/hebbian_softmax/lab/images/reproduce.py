@@ -133,12 +133,8 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
             add_table(title, groups, settings.steps)
             metrics[part] = compare(groups, settings)[0]
     if "rates" in settings.chosen:
-        trials = {
-            f"{rate:g}": seeded(
-                f"rates-{rate:g}", Method(hebbian=False, learning_rate=rate), settings.seeds, settings.steps
-            )
-            for rate in RATES
-        }
+        tried = {f"{rate:g}": Method(hebbian=False, learning_rate=rate) for rate in RATES}
+        trials = {rate: seeded(f"rates-{rate}", each, settings.seeds, settings.steps) for rate, each in tried.items()}
         groups = run_groups(do, "rates", trials)
         add_table("Plain softmax by learning rate", groups, settings.steps)
         images["rates.png"] = draw_rates({float(rate): group for rate, group in groups.items()})
@@ -165,10 +161,7 @@ def run_groups(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict
 
 def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
     """Return the best settings of each head by steps to the target, and the table of everything tried."""
-    methods = {
-        "plain": plain_settings(settings.tuning_trials),
-        "hebbian": hebbian_settings(settings.tuning_trials),
-    }
+    methods = {"plain": plain_settings(settings.tuning_trials), "hebbian": hebbian_settings(settings.tuning_trials)}
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
     trials = {
         (name, method): [
@@ -284,20 +277,11 @@ class Reproducing(Recipe):
         data = self.source.load(settings, quiet)
         store = Store(run.path / "trials")
         deadline = time.monotonic() + settings.budget if settings.budget else None
+        scale: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
+        scale |= {"device": settings.device, "together": settings.together, "deadline": deadline}
 
         def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
-            return run_trials(
-                trials,
-                store,
-                data,
-                device=settings.device,
-                together=settings.together,
-                classes=settings.classes or None,
-                filters=settings.filters,
-                deadline=deadline,
-                label=part,
-                quiet=quiet,
-            )
+            return run_trials(trials, store, data, label=part, quiet=quiet, **scale)
 
         try:
             tables, images, metrics, words = report(settings, do)

@@ -40,9 +40,7 @@ def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> byte
         [
             Panel("classes reached", classes, x_label="training steps", y_label="classes"),
             Panel("steps on each level", levels, x_label="classes of the level", y_label="training steps"),
-        ],
-        x_label="",
-        y_label="",
+        ]
     )
 
 
@@ -61,46 +59,38 @@ def draw_levels(groups: Mapping[str, Group]) -> bytes:
     return line_figure([panel], x_label="classes of the level", y_label="training steps")
 
 
+def spread_line(label: str, x: Sequence[float], seeds: Sequence[Sequence[float]]) -> Line:
+    """Return the means over seeds of the values at each x, with a band of two standard deviations to either side."""
+    found = [mean_and_spread(values) for values in seeds]
+    low, high = [mean - 2 * spread for mean, spread in found], [mean + 2 * spread for mean, spread in found]
+    return Line(label, x, [mean for mean, _ in found], low, high)
+
+
 def band(title: str, group: Group) -> Line:
     """Return classes against steps: the mean over seeds, and a band of two standard deviations to either side."""
     checks = min(len(history.classes) for history in group)
-    steps, means, low, high = [0], [float(group[0].start)], [float(group[0].start)], [float(group[0].start)]
-    for check in range(checks):
-        mean, spread = mean_and_spread([history.classes[check] for history in group])
-        steps.append(CHECK_EVERY * (check + 1))
-        means.append(mean)
-        low.append(mean - 2 * spread)
-        high.append(mean + 2 * spread)
-    return Line(title, steps, means, low, high)
+    steps = [CHECK_EVERY * check for check in range(checks + 1)]
+    return spread_line(title, steps, [[history.classes_at(step) for history in group] for step in steps])
 
 
-def draw_bands(groups: Mapping[str, Group], title: str = "classes reached, mean and 2σ over seeds") -> bytes:
+def draw_bands(groups: Mapping[str, Group]) -> bytes:
     """Draw the paper's figure 6: classes against steps, with bands of two standard deviations over seeds."""
-    panel = Panel(title, [band(name, group) for name, group in groups.items() if group])
+    panel = Panel("classes reached, mean and 2σ over seeds", [band(name, group) for name, group in groups.items()])
     return line_figure([panel], x_label="training steps", y_label="classes")
 
 
 def draw_rates(groups: Mapping[float, Group]) -> bytes:
     """Draw the paper's figure 5: plain softmax for each learning rate; beside it, how far each rate gets."""
-    curves, ends = [], []
-    for rate, group in sorted(groups.items()):
-        line = band(f"{rate:g}", group)
-        curves.append(Line(line.label, line.x, line.y))
-        ends.append((rate, *mean_and_spread([history.reached for history in group])))
-    reached = Line(
-        "plain softmax, mean and 2σ",
-        [rate for rate, _, _ in ends],
-        [mean for _, mean, _ in ends],
-        [mean - 2 * spread for _, mean, spread in ends],
-        [mean + 2 * spread for _, mean, spread in ends],
-    )
+    rates = sorted(groups)
+    bands = [band(f"{rate:g}", groups[rate]) for rate in rates]
+    curves = [Line(line.label, line.x, line.y) for line in bands]
+    ends = [[history.reached for history in groups[rate]] for rate in rates]
+    reached = spread_line("plain softmax, mean and 2σ", rates, ends)
     return line_figure(
         [
             Panel("plain softmax by learning rate", curves, x_label="training steps", y_label="classes"),
             Panel("classes at the end", [reached], x_label="learning rate", y_label="classes", log_x=True),
-        ],
-        x_label="",
-        y_label="",
+        ]
     )
 
 

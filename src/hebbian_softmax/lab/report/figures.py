@@ -48,7 +48,7 @@ def require_extras() -> None:
     require("numpy", "matplotlib")
 
 
-def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes:
+def line_figure(panels: Sequence[Panel], *, x_label: str = "", y_label: str = "") -> bytes:
     """Draw panels side by side as a PNG, on one y axis unless they have their own labels. The labels name the units."""
     require_extras()
     from matplotlib.figure import Figure  # pyplot would need a display and global state
@@ -60,17 +60,9 @@ def line_figure(panels: Sequence[Panel], *, x_label: str, y_label: str) -> bytes
         for number, line in enumerate(panel.lines):
             colour, dashes, marker = STYLES[number % len(STYLES)]
             points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-            axes.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
-                label=line.label,
-                color=colour,
-                linestyle=dashes,
-                marker=marker,
-                markersize=5,
-                markevery=max(1, len(points) // 10),
-                linewidth=2,
-            )
+            x, y = [x for x, _ in points], [y for _, y in points]
+            look = {"color": colour, "linestyle": dashes, "linewidth": 2, "marker": marker, "markersize": 5}
+            axes.plot(x, y, label=line.label, markevery=max(1, len(points) // 10), **look)
             if line.low:
                 axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
         axes.set_title(panel.title, fontsize=12)

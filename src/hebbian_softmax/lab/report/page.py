@@ -80,14 +80,10 @@ def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
     """Return a table of the settings that differ between the runs, and of their summaries."""
     names = sorted({name for run in runs for name in run.settings})
     differing = [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]
-    rows = [
-        [
-            run.path.name,
-            *(str(run.settings.get(name, "–")) for name in differing),
-            result.summary if result else "not finished",
-        ]
-        for run, result in zip(runs, results, strict=True)
-    ]
+    rows = []
+    for run, result in zip(runs, results, strict=True):
+        values = [str(run.settings.get(name, "–")) for name in differing]
+        rows.append([run.path.name, *values, result.summary if result else "not finished"])
     return _table(Table("The runs", ["run", *differing, "what was seen"], rows))
 
 
@@ -103,7 +99,10 @@ def _section(run: Run, result: Result | None) -> str:
     else:
         parts.append(f"<p>{escape(result.summary)}</p>")
         parts += [_table(table) for table in result.tables]
-        parts += [_figure(run.path / figure.file, figure.caption) for figure in result.figures]
+        for figure in result.figures:
+            path = run.path / figure.file
+            missing = f"<p>The figure {escape(path.name)} is missing.</p>"
+            parts.append(_image(path.read_bytes(), figure.caption) if path.is_file() else missing)
     parts += [
         _facts("Settings", run.settings),
         _facts("Versions", run.config["versions"]),
@@ -117,20 +116,8 @@ def _section(run: Run, result: Result | None) -> str:
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     body = ["<tr>" + "".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
-    return "\n".join(
-        [
-            f'<div class="wide"><table><caption>{escape(table.title)}</caption>',
-            f"<thead><tr>{head}</tr></thead><tbody>",
-            *body,
-            "</tbody></table></div>",
-        ]
-    )
-
-
-def _figure(path: Path, caption: str) -> str:
-    if not path.is_file():
-        return f"<p>The figure {escape(path.name)} is missing.</p>"
-    return _image(path.read_bytes(), caption)
+    title = f'<div class="wide"><table><caption>{escape(table.title)}</caption>'
+    return "\n".join([title, f"<thead><tr>{head}</tr></thead><tbody>", *body, "</tbody></table></div>"])
 
 
 def _image(image: bytes, caption: str) -> str:

@@ -61,22 +61,13 @@ class Recipe(ABC):
         """Add the recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
         group = parser.add_argument_group("running")
-        group.add_argument(
-            "--runs", metavar="DIR", type=Path, default=Path("runs"), help="folder of run folders (default: runs)"
-        )
-        group.add_argument(
-            "--resume",
-            metavar="RUN",
-            nargs="?",
-            const=LATEST,
-            help=f"go on with this run folder (default: {LATEST} in --runs)",
-        )
+        runs = "folder of run folders (default: runs)"
+        latest = f"go on with this run folder (default: {LATEST} in --runs)"
+        json = "print the result as JSON on standard output, and everything else on standard error"
+        group.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help=runs)
+        group.add_argument("--resume", metavar="RUN", nargs="?", const=LATEST, help=latest)
         group.add_argument("--quiet", action="store_true", help="show no progress")
-        group.add_argument(
-            "--json",
-            action="store_true",
-            help="print the result as JSON on standard output, and everything else on standard error",
-        )
+        group.add_argument("--json", action="store_true", help=json)
 
     def execute(self, arguments: argparse.Namespace) -> int:
         """Start or resume a run, finish it, and show its result; return the exit code."""
@@ -95,14 +86,10 @@ class Recipe(ABC):
             run.remove_if_unused()
             raise
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
-            if isinstance(stop, Interrupted):
-                signum = stop.signum
-            else:
-                signum = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
             say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
-            return 128 + signum
+            return 128 + getattr(stop, "signum", signal.SIGINT)
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
             say(as_shown(run, result, sys.stderr))
@@ -122,7 +109,12 @@ class Recipe(ABC):
             run = open_run(Path(arguments.resume))
         if run.command != self.command:
             raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {self.command}'")
-        settings = self._settings_of(run)
+        try:
+            settings = from_values(self.settings, run.settings)  # older versions wrote some of them in another form
+        except ValueError as error:
+            raise LabError(
+                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
+            ) from error
         for name, value in given.items():
             if (before := getattr(settings, name)) != value:
                 raise LabError(
@@ -133,15 +125,6 @@ class Recipe(ABC):
         if any(version != now.get(name, version) for name, version in run.config["versions"].items()):
             say(f"note: {run.path} was started with other versions, so its numbers may differ in the last bits")
         return run, settings
-
-    def _settings_of(self, run: Run) -> Any:
-        """Return the settings that a run was started with. Older versions wrote some of them in another form."""
-        try:
-            return from_values(self.settings, run.settings)
-        except ValueError as error:
-            raise LabError(
-                f"{run.path} was started by another version of hebbian-softmax ({error}): go on with that version"
-            ) from error
 
 
 def as_shown(run: Run, result: Result, stream: TextIO) -> str:
