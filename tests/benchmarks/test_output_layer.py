@@ -86,10 +86,7 @@ def test_what_a_contender_raises_is_reported_and_the_run_goes_on(together: bool)
     assert entries["missing"].status == "skipped"
     assert entries["right"].status == "ok"
     assert entries["right"].ms is not None
-    assert [c.name for c in fastest_exact(session.entries, "B")] == [
-        "eager",
-        "eager, fp32 logits",
-    ]
+    assert [c.name for c in fastest_exact(session.entries, "B")] == ["eager", "eager, fp32 logits"]
 
 
 def test_a_spent_budget_skips_what_remains() -> None:

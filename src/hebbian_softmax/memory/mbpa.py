@@ -11,14 +11,7 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.adaptation import (
-    Layer,
-    Neighbours,
-    TargetLogProb,
-    one_step,
-    one_step_grid,
-    several_steps,
-)
+from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid, several_steps
 from hebbian_softmax.memory.history import History, Memory, Timeline
 
 CLOSE = 2**-7

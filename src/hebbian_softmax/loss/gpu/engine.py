@@ -97,12 +97,7 @@ def row_terms_and_gradients(
 
 @_on_its_device
 def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
+    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> Gradients:
     """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]
