@@ -63,15 +63,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
-            prepared = prepare(
-                target,
-                weight.shape[0],
-                settings.ignore_index,
-                weighting,
-                mean=settings.reduction == "mean",
-                zero_if_empty=settings.zero_if_empty,
-                dtype=wide(settings.products),
-            )
+            prepared = prepare(target, weight.shape[0], weighting, settings)
             target, share = prepared.target, prepared.share
             problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
             engine = choose_engine(settings.impl, problem)
@@ -189,31 +181,23 @@ class Prepared:
     """(N,): ``share`` where the row is not ignored, else 0; None with class weights or label smoothing."""
 
 
-def prepare(
-    target: Tensor,
-    classes: int,
-    ignore_index: int,
-    weighting: Weighting,
-    *,
-    mean: bool,
-    zero_if_empty: bool,
-    dtype: torch.dtype,
-) -> Prepared:
+def prepare(target: Tensor, classes: int, weighting: Weighting, settings: Settings) -> Prepared:
     """Check the values of ``target`` (N,) and prepare them; with ``zero_if_empty`` no target at all weighs 1, not 0.
 
     On a GPU one kernel does all of this, because launching single operations takes longer than computing small losses.
     """
+    ignore_index, mean, dtype = settings.ignore_index, settings.reduction == "mean", wide(settings.products)
     plain = weighting.class_weight is None and not weighting.smoothing
     kernels = _kernels(target) if plain and dtype == torch.float32 and target.numel() else None
     if kernels is not None:
-        return Prepared(*kernels.prepare(target, classes, ignore_index, mean, zero_if_empty))
+        return Prepared(*kernels.prepare(target, classes, ignore_index, mean, settings.zero_if_empty))
     check_values(target, classes, ignore_index)
     masked = torch.where(target == ignore_index, -1, target)
     if not mean:
         share = torch.ones((), dtype=dtype, device=target.device)
     else:
         total = weighting.total_weight(masked, dtype)
-        share = (torch.where(total == 0, 1, total) if zero_if_empty else total).reciprocal()
+        share = (torch.where(total == 0, 1, total) if settings.zero_if_empty else total).reciprocal()
     return Prepared(masked, share, None)
 
 
