@@ -57,14 +57,6 @@ def test_what_needs_no_gradient_stays_in_it_too(dtype: torch.dtype) -> None:
     assert topk.most <= WORKSPACE + vectors + 700 * 5 * 12
 
 
-def test_eager_does_not() -> None:
-    """Eager torch goes beyond it, so the measurement works."""
-    case = make(2000, D, 9001, dtype=torch.float32)
-    with Watch() as watch:
-        ours(case, impl="reference").backward()
-    assert watch.most > 2000 * 9001 * 4
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n", "v"), [(256, 10_000), (700, 5003), (96, 20_000)])
 def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype, n: int, v: int) -> None:
@@ -75,6 +67,7 @@ def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype,
         with Watch() as watch:
             ours(case, impl=impl).backward()
         beside.append(watch.most - sum(each.nbytes for each in case.operands()))
+    assert beside[0] > n * v * case.input.element_size()  # Eager torch holds all logits, so the measurement works.
     assert beside[1] < 0.35 * beside[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,8 +66,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             prepared = prepare(target, weight.shape[0], weighting, settings)
             target, share = prepared.target, prepared.share
             problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-            engine = choose_engine(settings.impl, problem)
-            workspace = settings.workspace or engine.default_workspace(problem)
+            engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
             ctx.early = settings.reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
@@ -115,8 +114,7 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
     problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-    engine = choose_engine(settings.impl, problem)
-    workspace = settings.workspace or engine.default_workspace(problem)
+    engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
@@ -151,14 +149,14 @@ def uncompiled() -> Callable[..., Tensor]:
     return apply
 
 
-def choose_engine(impl: str, problem: Problem) -> Engine:
-    """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``."""
+def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[Engine, int]:
+    """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``, and its workspace in bytes."""
     h = problem.input
     suits = h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
     if impl == "triton" or (impl == "auto" and suits):
         engine = _triton.load("loss.gpu.engine")
         if engine is not None and engine.available(problem):
-            return cast(Engine, engine)
+            return engine, workspace or engine.default_workspace(problem)
         if impl == "triton":
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
@@ -166,7 +164,7 @@ def choose_engine(impl: str, problem: Problem) -> Engine:
                 "and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )
-    return chunked
+    return chunked, workspace or chunked.default_workspace(problem)
 
 
 @dataclass(frozen=True)
