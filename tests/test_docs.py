@@ -17,9 +17,13 @@ def test_readme_code_runs() -> None:
 
 
 def test_code_of_the_pages_runs() -> None:
-    page = README.parent / "docs" / "fast.md"
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        exec(compile(block, str(page), "exec"), {})
+    for name, fewest, one_program in (("fast.md", 0, False), ("memory.md", 3, True)):
+        page = README.parent / "docs" / name
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+        assert len(blocks) >= fewest
+        namespace: dict[str, object] = {}
+        for block in blocks:
+            exec(compile(block, str(page), "exec"), namespace if one_program else {})
 
 
 def test_every_local_link_exists() -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks import language_model
-from hebbian_softmax.lab.language.captured import CapturedSteps
-from hebbian_softmax.lab.language.learner import Learner
+from hebbian_softmax.lab.language.learner import CapturedSteps, Learner
 from hebbian_softmax.lab.language.task import make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
 

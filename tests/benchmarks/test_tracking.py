@@ -70,9 +70,7 @@ def test_rows_at_a_constant_rate_are_the_averages(tmp_path: Path, capsys: pytest
     exact, batches, paper, *_ = (found["results"][name] for name in found["results"])
     assert all(of["cosine"] > 0.999999 and of["error"] < 1e-5 for of in exact["tracking"].values())
     assert batches["tracking"]["2–4"]["error"] > 1e-3  # Means over a batch.
-    assert paper["tracking"]["1"]["error"] == pytest.approx(
-        1 / 0.2 - 1, rel=1e-4
-    )  # The first activation is written whole.
+    assert paper["tracking"]["1"]["error"] == pytest.approx(4, rel=1e-4)  # 1 / rate - 1: it is written whole.
     assert sum(of["classes"] for of in exact["tracking"].values()) == found["classes_seen"]
     assert "infinite cache" in capsys.readouterr().out
 

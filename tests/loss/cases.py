@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,18 +12,27 @@ from torch import Tensor
 
 from hebbian_softmax import linear_cross_entropy
 
-ENGINES = [
-    pytest.param("chunked", "cpu", id="chunked-cpu"),
-    pytest.param("chunked", "cuda", id="chunked-cuda", marks=pytest.mark.gpu),
-    pytest.param("triton", "cuda", id="triton-cuda", marks=pytest.mark.gpu),
-]
-every_engine = pytest.mark.parametrize(("impl", "device"), ENGINES)
+ENGINES = [("chunked", "cpu", ()), ("chunked", "cuda", pytest.mark.gpu), ("triton", "cuda", pytest.mark.gpu)]
+every_engine = pytest.mark.parametrize(
+    ("impl", "device"), [pytest.param(*each, marks=marks) for *each, marks in ENGINES]
+)
 
 ROUNDINGS = {torch.float64: 512, torch.float32: 16, torch.bfloat16: 1, torch.float16: 1}
 """Units in the last place of the largest entry that are always allowed. In half precision only results are rounded to
 it; otherwise every sum of another order is. In float64 eager torch is the truth itself, so its error cannot be
 measured, and label smoothing subtracts terms that are up to V times larger than the result."""
-DTYPES = list(ROUNDINGS)
+DTYPES = tuple(ROUNDINGS)
+
+
+def every_engine_in(*dtypes: torch.dtype) -> pytest.MarkDecorator:
+    """Run a test with every engine in each of these dtypes; the Triton engine is for bfloat16."""
+    cases = [
+        pytest.param(impl, device, dtype, marks=marks, id=f"{impl}-{device}-{dtype}")
+        for impl, device, marks in ENGINES
+        for dtype in dtypes
+        if impl != "triton" or dtype == torch.bfloat16
+    ]
+    return pytest.mark.parametrize(("impl", "device", "dtype"), cases)
 
 
 @dataclass
@@ -63,24 +73,17 @@ def make(
     """Return random operands with values that ``dtype`` holds, so that the oracle starts from the same numbers."""
     target = torch.randint(v, (n,))
     target[torch.rand(n) < ignored] = -100
-    case = Case(
-        (torch.randn(n, d) * scale).requires_grad_(),
-        (torch.randn(v, d) * 2 * d**-0.5).requires_grad_(),
+
+    def operand(values: Tensor) -> Tensor:
+        return values.to(device, dtype).requires_grad_()
+
+    return Case(
+        operand(torch.randn(n, d) * scale),
+        operand(torch.randn(v, d) * 2 * d**-0.5),
         target.to(device),
-        torch.randn(v).requires_grad_() if bias else None,
-        torch.rand(v) if weighted else None,
+        operand(torch.randn(v)) if bias else None,
+        torch.rand(v).to(device, dtype) if weighted else None,
     )
-    moved = replace(case)
-    for name in ("input", "linear_weight", "linear_bias", "weight"):
-        tensor = getattr(case, name)
-        if tensor is not None:
-            setattr(moved, name, tensor.detach().to(device, dtype).requires_grad_(tensor.requires_grad))
-    return moved
-
-
-def skip_unless_it_can(impl: str, dtype: torch.dtype) -> None:
-    if impl == "triton" and dtype != torch.bfloat16:
-        pytest.skip("the Triton engine is for bfloat16")
 
 
 def eager(case: Case, **options: object) -> Tensor:
@@ -94,15 +97,25 @@ def ours(case: Case, **options: object) -> Tensor:
     )
 
 
-def with_gradients(loss: Tensor, case: Case, upstream: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, case.operands(), upstream.to(loss.dtype))]
+def with_gradients(loss: Tensor, case: Case, upstream: Tensor | None = None) -> list[Tensor]:
+    """Return the loss and its gradients, for an upstream gradient of 1 unless it is given."""
+    upstream = torch.ones_like(loss) if upstream is None else upstream.to(loss.dtype)
+    return [loss.detach(), *torch.autograd.grad(loss, case.operands(), upstream)]
+
+
+def compared(
+    case: Case, impl: str, workspace: int | None = None, upstream: Tensor | None = None, **options: object
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the loss and each gradient three times: ours, that of eager torch, and eager torch's in float64."""
+    exact = case.to(torch.float64)
+    found = with_gradients(ours(case, impl=impl, workspace=workspace, **options), case, upstream)
+    plain = with_gradients(eager(case, **options), case, upstream)
+    return zip(found, plain, with_gradients(eager(exact, **options), exact, upstream), strict=True)
 
 
 def error(found: Tensor, exact: Tensor) -> float:
     """Return the largest error, in units of the largest entry."""
     assert found.shape == exact.shape
-    if exact.numel() == 0:
-        return 0.0
     return float((found.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-300))
 
 
@@ -115,13 +128,8 @@ def assert_no_worse(found: Tensor, eager: Tensor, exact: Tensor, dtype: torch.dt
 
 def assert_no_worse_than_eager(case: Case, impl: str, workspace: int | None = None, **options: object) -> None:
     """Check the loss and every gradient, for a random upstream gradient."""
-    dtype = case.input.dtype
-    upstream = torch.rand(len(case.target), device=case.target.device, dtype=torch.float64).to(dtype) + 0.5
+    upstream = torch.rand_like(case.target, dtype=torch.float64).to(case.input.dtype) + 0.5
     if options.get("reduction", "mean") != "none":
         upstream = upstream[0]
-    truth64 = case.to(torch.float64)
-    exact = with_gradients(eager(truth64, **options), truth64, upstream)
-    plain = with_gradients(eager(case, **options), case, upstream)
-    found = with_gradients(ours(case, impl=impl, workspace=workspace, **options), case, upstream)
-    for results in zip(found, plain, exact, strict=True):
+    for results in compared(case, impl, workspace, upstream, **options):
         assert_no_worse(*results)

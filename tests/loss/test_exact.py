@@ -1,4 +1,4 @@
-"""Loss and gradients over every option, against float64, with the rule of cases.py: no worse than eager torch."""
+"""Loss and gradients over every option and under autocast, with the rule of cases.py: no worse than eager torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import torch
 from tests.closeness import assert_as_close
 from tests.loss.cases import (
     DTYPES,
+    Case,
     assert_no_worse,
     assert_no_worse_than_eager,
+    compared,
     eager,
     every_engine,
+    every_engine_in,
     make,
     ours,
-    skip_unless_it_can,
+    with_gradients,
 )
 
 SIZES = [(1, 8, 2), (1, 16, 211), (13, 8, 97), (64, 24, 64), (33, 40, 1009), (130, 8, 4099)]
@@ -22,24 +25,20 @@ WORKSPACES = [None, 100_000, 9_000, 1]
 """In turn: one tile, a few tiles, a split vocabulary, and the smallest tiles there are."""
 
 
-@every_engine
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_engine_in(*DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes(impl, device, dtype, reduction, size) -> None:
-    skip_unless_it_can(impl, dtype)
     assert_no_worse_than_eager(make(*size, device=device, dtype=dtype), impl, reduction=reduction)
 
 
-@every_engine
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_engine_in(*DTYPES)
 @pytest.mark.parametrize("workspace", WORKSPACES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_options(impl, device, dtype, workspace, smoothing, bias, weighted, reduction) -> None:
-    skip_unless_it_can(impl, dtype)
     case = make(37, 16, 211, device=device, dtype=dtype, bias=bias, weighted=weighted, ignored=0.3)
     assert_no_worse_than_eager(case, impl, workspace, label_smoothing=smoothing, reduction=reduction)
 
@@ -53,14 +52,10 @@ def test_ignore_index_may_be_any_number(impl, device, ignore_index) -> None:
         assert_no_worse_than_eager(case, impl, ignore_index=ignore_index, reduction=reduction)
 
 
-@every_engine
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_engine_in(torch.float32, torch.bfloat16)
 def test_one_row_without_a_batch(impl, device, dtype) -> None:
-    skip_unless_it_can(impl, dtype)
     case = make(1, 16, 211, device=device, dtype=dtype)
-    row = make(1, 16, 211, device=device, dtype=dtype)
-    row.input, row.linear_weight = case.input.detach()[0].requires_grad_(), case.linear_weight
-    row.target = case.target[0]
+    row = Case(case.input.detach()[0].requires_grad_(), case.linear_weight, case.target[0])
     for reduction in ("mean", "sum", "none"):
         loss = ours(row, impl=impl, reduction=reduction)
         assert loss.shape == ()
@@ -76,17 +71,13 @@ def test_targets_of_a_narrow_dtype(impl, device) -> None:
     assert torch.equal(ours(case, impl=impl), expected)
 
 
-@every_engine
-def test_the_sum_over_many_tiles_does_not_degrade(impl, device) -> None:
-    """A bfloat16 sum over 256 tiles would stop growing after the first ones."""
-    case = make(512, 8, 64, device=device, dtype=torch.bfloat16)
-    case.target.fill_(3)
-    exact = case.to(torch.float64)
-    (truth,) = torch.autograd.grad(eager(exact), exact.linear_weight)
-    (plain,) = torch.autograd.grad(eager(case), case.linear_weight)
-    for workspace in (None, 512):
-        (found,) = torch.autograd.grad(ours(case, impl=impl, workspace=workspace), case.linear_weight)
-        assert_no_worse(found, plain, truth)
+@every_engine_in(*DTYPES)
+def test_the_sum_over_many_tiles_does_not_degrade(impl, device, dtype) -> None:
+    """All targets are the last class. A bfloat16 sum over 256 tiles would stop growing after the first ones."""
+    case = make(512, 16, 211, device=device, dtype=dtype)
+    case.target.fill_(210)
+    for workspace in (None, 9000, 512):
+        assert_no_worse_than_eager(case, impl, workspace)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -100,3 +91,51 @@ def test_the_same_input_gives_the_same_bits(impl, device) -> None:
     case = make(70, 16, 999, device=device, dtype=torch.bfloat16, bias=True)
     runs = [torch.autograd.grad(ours(case, impl=impl), case.operands()) for _ in range(2)]
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+
+
+@every_engine_in(torch.bfloat16, torch.float16)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("workspace", [None, 9000])
+def test_float32_parameters_under_autocast(impl, device, dtype, reduction, workspace) -> None:
+    """Products are in the dtype of autocast, the loss in float32, gradients in the dtype of the parameters."""
+    case = make(40, 16, 211, device=device, dtype=torch.float32, bias=True, ignored=0.2)
+    upstream = torch.rand(40 if reduction == "none" else (), device=device)
+    with torch.autocast(device, dtype):
+        results = list(compared(case, impl, workspace, upstream, reduction=reduction))
+    for found, plain, exact in results:
+        assert found.dtype == torch.float32
+        assert_no_worse(found, plain, exact, dtype)
+
+
+@every_engine
+def test_backward_inside_of_autocast_is_backward_outside(impl, device) -> None:
+    case = make(40, 16, 211, device=device, dtype=torch.float32)
+    for reduction in ("mean", "none"):
+        with torch.autocast(device, torch.bfloat16):
+            inside = torch.autograd.grad(ours(case, impl=impl, reduction=reduction).sum(), case.operands())
+            loss = ours(case, impl=impl, reduction=reduction).sum()
+        outside = torch.autograd.grad(loss, case.operands())
+        assert all(torch.equal(*pair) for pair in zip(inside, outside, strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_class_weights_are_not_rounded_by_autocast(reduction: str) -> None:
+    case = make(dtype=torch.float32, weighted=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(case, impl="reference", reduction=reduction), eager(case, reduction=reduction))
+
+
+def test_mixed_dtypes_meet_in_the_products_of_autocast() -> None:
+    case = make(dtype=torch.float32)
+    case.input = case.input.detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ours(case, impl="chunked")
+    _, dh, dw = with_gradients(loss, case)
+    assert (dh.dtype, dw.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_float64_is_left_alone_by_autocast() -> None:
+    case = make()
+    expected = ours(case, impl="chunked")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(case, impl="chunked"), expected)

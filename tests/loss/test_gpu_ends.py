@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.function import prepare
+from hebbian_softmax.loss.function import Settings, prepare
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_exact
 from tests.interpreter import compile_apart
@@ -37,8 +37,9 @@ def prepared(target: Tensor, mean: bool, zero_if_empty: bool, block: int = 64) -
 def test_prepare(n: int, ignored: float, zero_if_empty: bool, mean: bool) -> None:
     target = torch.randint(V, (n,))
     target[torch.rand(n) < ignored] = IGNORED
-    weighting = Weighting(None, 0.0)
-    expected = prepare(target, V, IGNORED, weighting, mean=mean, zero_if_empty=zero_if_empty, dtype=torch.float32)
+    reduction = "mean" if mean else "sum"
+    settings = Settings("chunked", None, torch.float32, torch.float32, reduction, IGNORED, False, zero_if_empty)
+    expected = prepare(target, V, Weighting(None, 0.0), settings)
     masked, scale, share, good = prepared(target.to(DEVICE), mean, zero_if_empty)
     assert good
     assert torch.equal(masked.cpu(), expected.target)

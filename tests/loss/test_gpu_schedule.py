@@ -29,7 +29,7 @@ def held(problem: Problem, schedule: Schedule, input_rows: int) -> int:
 
 @pytest.mark.parametrize("workspace", [10**7, 10**8, 10**9])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_chunks_of_classes(size: tuple[int, int, int], workspace: int) -> None:
+def test_chunks_of_classes_and_of_rows(size: tuple[int, int, int], workspace: int) -> None:
     problem = problem_of(*size)
     schedule = Schedule.of_classes(problem, ALL, workspace, processors=132)
     least = Schedule(TILE_ROWS, min(padded(size[2], PADDING), 16 * TILE_CLASSES), 1)
@@ -37,12 +37,6 @@ def test_chunks_of_classes(size: tuple[int, int, int], workspace: int) -> None:
     if schedule.classes < size[2]:
         assert schedule.classes % TILE_CLASSES == 0
         assert schedule.classes % (8 * schedule.splits) == 0
-
-
-@pytest.mark.parametrize("workspace", [10**7, 10**8, 10**9])
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_chunks_of_rows(size: tuple[int, int, int], workspace: int) -> None:
-    problem = problem_of(*size)
     schedule = Schedule.of_rows(problem, ALL, workspace, processors=132)
     if schedule is not None:
         assert schedule.classes == size[2]

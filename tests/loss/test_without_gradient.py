@@ -8,32 +8,32 @@ import torch.nn.functional as F
 
 from hebbian_softmax import linear_log_prob, linear_topk
 from tests.closeness import assert_as_close
-from tests.loss.cases import DTYPES, assert_no_worse, every_engine, make, skip_unless_it_can
+from tests.loss.cases import DTYPES, Case, assert_no_worse, every_engine, every_engine_in, make
 
 
-@every_engine
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_engine_in(*DTYPES)
 @pytest.mark.parametrize("workspace", [None, 9000])
 def test_log_prob(impl, device, dtype, workspace) -> None:
-    skip_unless_it_can(impl, dtype)
     case = make(37, 16, 211, device=device, dtype=dtype, bias=True, ignored=0.3)
-    found = linear_log_prob(
-        case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, impl=impl, workspace=workspace
-    )
-    plain = expected(case.input, case.linear_weight, case.linear_bias, case.target)
-    exact = case.to(torch.float64)
-    truth = expected(exact.input, exact.linear_weight, exact.linear_bias, exact.target)
-    for mine, theirs, each in zip(found, plain, truth, strict=True):
+    found = log_prob(case, impl=impl, workspace=workspace)
+    for mine, theirs, each in zip(found, expected(case), expected(case.to(torch.float64)), strict=True):
         assert mine.dtype == torch.promote_types(dtype, torch.float32)
         assert not mine.requires_grad
         assert_no_worse(mine, theirs, each, dtype)
 
 
-def expected(h, w, b, y) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = F.linear(h, w, b).detach()
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    counted = y >= 0
-    log_prob = logits.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
+def log_prob(case: Case, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return linear_log_prob(case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, **options)
+
+
+def logits_of(case: Case) -> torch.Tensor:
+    return F.linear(case.input, case.linear_weight, case.linear_bias).detach()
+
+
+def expected(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = logits_of(case).to(torch.promote_types(case.input.dtype, torch.float32))
+    counted = case.target >= 0
+    log_prob = logits.log_softmax(1).gather(1, case.target.clamp(min=0)[:, None])[:, 0]
     return log_prob.where(counted, 0), logits.logsumexp(1).where(counted, 0)
 
 
@@ -50,15 +50,9 @@ def test_the_normaliser_of_an_impossible_target(impl, device) -> None:
     case = make(5, 8, 90, device=device, dtype=torch.bfloat16, bias=True)
     with torch.no_grad():
         case.linear_bias[case.target[1]] = -torch.inf
-    log_prob, normaliser = linear_log_prob(
-        case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, impl=impl
-    )
-    assert log_prob[1] == -torch.inf
-    (_, plain), (_, exact) = (
-        expected(each.input, each.linear_weight, each.linear_bias, each.target)
-        for each in (case, case.to(torch.float64))
-    )
-    assert_no_worse(normaliser, plain, exact, torch.bfloat16)
+    of_targets, normaliser = log_prob(case, impl=impl)
+    assert of_targets[1] == -torch.inf
+    assert_no_worse(normaliser, expected(case)[1], expected(case.to(torch.float64))[1], torch.bfloat16)
 
 
 def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
@@ -74,9 +68,7 @@ def test_log_prob_of_targets_of_a_narrow_dtype() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_topk(device, workspace, k, dtype) -> None:
     case = make(9, 16, 211, device=device, dtype=dtype, bias=True)
-    logits, exact = (
-        F.linear(each.input, each.linear_weight, each.linear_bias).detach() for each in (case, case.to(torch.float64))
-    )
+    logits, exact = logits_of(case), logits_of(case.to(torch.float64))
     values, classes = linear_topk(case.input, case.linear_weight, k, linear_bias=case.linear_bias, workspace=workspace)
     assert_as_close(values, logits.topk(k, dim=1).values, exact.topk(k, dim=1).values)
     assert_as_close(values, logits.gather(1, classes), exact.gather(1, classes))

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import torch
 
 from hebbian_softmax.memory import gpu
-
-TILES = dict(zip(("ROWS", "KEYS", "FEATURES"), gpu.Tile(), strict=True))
-
-
-def signature_of(name: str) -> str:
-    if name.endswith("_desc"):
-        rows = TILES["ROWS" if name == "query_desc" else "KEYS"]
-        return f"tensordesc<bf16[{rows}, {TILES['FEATURES']}]>"
-    if name in ("target_ptr", "label_ptr"):
-        return "*i64"
-    return "*fp32" if name.endswith("_ptr") else "fp32" if name == "theta" else "i32"
-
-
-def compile_for_hopper(kernel: Any, constants: dict[str, int], **options: int) -> Any:
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else signature_of(name) for name in names}
-    places = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=places)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+from hebbian_softmax.memory.history import Timeline
+from tests.compiling import compile_for_hopper
 
 
 def check_products_are_waited_for(code: str) -> None:
@@ -42,10 +22,13 @@ def check_products_are_waited_for(code: str) -> None:
 
 
 def main() -> None:
-    compiled = compile_for_hopper(gpu.band, TILES, num_warps=8, num_stages=3)
-    assert compiled.metadata.shared <= gpu.SHARED_MEMORY, compiled.metadata.shared
-    check_products_are_waited_for(compiled.asm["ttgir"])
-    compile_for_hopper(gpu.join, {"BLOCK": 256})
+    compiled = compile_for_hopper(gpu.SHARED_MEMORY)
+    text = torch.randn(1, 300, 128).bfloat16(), torch.zeros(1, 300, dtype=torch.int64)
+    gpu.log_prob(Timeline(text, text), theta=0.3, size=200, workspace=2**20)
+    assert set(compiled) == {"band", "join"}, f"compiled {sorted(set(compiled))}"
+    kernels, *_ = gpu.band.device_caches[0]
+    for kernel in kernels.values():
+        check_products_are_waited_for(kernel.asm["ttgir"])
 
 
 if __name__ == "__main__":

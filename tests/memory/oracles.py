@@ -3,8 +3,13 @@
 import copy
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from hebbian_softmax import MbPA
+
+on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 def stream(length: int, features: int, classes: int, *, seed: int = 0, batch: int | None = None, scale: float = 1.0):
@@ -30,40 +35,29 @@ def cache_log_prob(h: Tensor, targets: Tensor, size: int, theta: float) -> Tenso
     return torch.tensor(found, dtype=torch.float64)
 
 
-def mbpa_distribution(
-    query: Tensor,
-    keys: Tensor,
-    labels: Tensor,
-    head: nn.Linear,
-    *,
-    neighbours: int,
-    steps: int,
-    learning_rate: float,
-    l2: float,
-    epsilon: float,
-) -> Tensor:
-    """Return log p(· | query, θ̃) of a head that is really copied and adapted, by autograd."""
+def mbpa_distribution(query: Tensor, keys: Tensor, labels: Tensor, head: nn.Linear, mbpa: MbPA) -> Tensor:
+    """Return log p(· | query, θ̃) of a head that is really copied and adapted by autograd, with the settings of mbpa."""
     adapted = copy.deepcopy(head)
     if len(keys):
         distance = (keys - query).square().sum(1)
-        nearest = distance.argsort()[:neighbours]
-        kernel = 1 / (epsilon + distance[nearest])
+        nearest = distance.argsort()[: mbpa.neighbours]
+        kernel = 1 / (mbpa.epsilon + distance[nearest])
         weights = kernel / kernel.sum()
-        optimizer = torch.optim.SGD(adapted.parameters(), lr=learning_rate)
-        for _ in range(steps):
+        optimizer = torch.optim.SGD(adapted.parameters(), lr=mbpa.learning_rate)
+        for _ in range(mbpa.steps):
             optimizer.zero_grad()
             log_prob = adapted(keys[nearest]).log_softmax(1)[torch.arange(len(nearest)), labels[nearest]]
             pairs = zip(adapted.parameters(), head.parameters(), strict=True)
             pull = sum((a - b.detach()).square().sum() for a, b in pairs)
-            (l2 / 2 * pull - (weights * log_prob).sum()).backward()
+            (mbpa.l2 / 2 * pull - (weights * log_prob).sum()).backward()
             optimizer.step()
     return adapted(query).log_softmax(0).detach()
 
 
-def mbpa_log_prob(h: Tensor, targets: Tensor, head: nn.Linear, size: int, **options: float) -> Tensor:
-    """Return log p of each target of one stream (T, d) given the ``size`` positions before it."""
+def mbpa_log_prob(h: Tensor, targets: Tensor, head: nn.Linear, mbpa: MbPA) -> Tensor:
+    """Return log p of each target of one stream (T, d) given the positions before it that mbpa would hold."""
     found = []
     for t in range(len(h)):
-        past = slice(max(0, t - size), t)
-        found.append(mbpa_distribution(h[t], h[past], targets[past], head, **options)[targets[t]])
+        past = slice(max(0, t - mbpa.memory_size), t)
+        found.append(mbpa_distribution(h[t], h[past], targets[past], head, mbpa)[targets[t]])
     return torch.stack(found)

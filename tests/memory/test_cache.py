@@ -10,19 +10,20 @@ from torch.testing import assert_close
 
 from hebbian_softmax import NeuralCache
 from tests.closeness import assert_exact
-from tests.memory.oracles import cache_log_prob, stream
+from tests.memory.oracles import cache_log_prob, on_every_device, stream
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
 
 
+@on_every_device
 @pytest.mark.parametrize(
     ("length", "size", "features", "classes"), [(1, 1, 1, 1), (30, 1, 3, 4), (40, 7, 5, 6), (25, 100, 8, 50)]
 )
 @pytest.mark.parametrize("theta", [0.1, 2.0])
-def test_a_sequence_is_the_double_loop(length: int, size: int, features: int, classes: int, theta: float) -> None:
+def test_a_sequence_is_the_double_loop(length, size, features, classes, theta, device) -> None:
     h, targets = stream(length, features, classes)
-    found = NeuralCache(size, theta).sequence_log_prob(h, targets)
-    assert_close(found, cache_log_prob(h, targets, size, theta), **EXACT)
+    found = NeuralCache(size, theta).sequence_log_prob(h.to(device), targets.to(device))
+    assert_close(found.cpu(), cache_log_prob(h, targets, size, theta), **EXACT)
 
 
 @settings(max_examples=40)
@@ -64,9 +65,8 @@ def test_what_is_kept_does_not_depend_on_how_it_came(size: int, parts: list[int]
 def test_streams_are_independent() -> None:
     h, targets = stream(30, 4, 5, batch=3)
     cache = NeuralCache(9, 0.7)
-    found = torch.cat(
-        [cache.sequence_log_prob(h[:, :11], targets[:, :11]), cache.sequence_log_prob(h[:, 11:], targets[:, 11:])], 1
-    )
+    parts = (slice(0, 11), slice(11, 30))
+    found = torch.cat([cache.sequence_log_prob(h[:, part], targets[:, part]) for part in parts], 1)
     assert_close(found, torch.stack([cache_log_prob(a, b, 9, 0.7) for a, b in zip(h, targets, strict=True)]), **EXACT)
     single = NeuralCache(9, 0.7)
     single.observe(h[1], targets[1])
@@ -74,28 +74,29 @@ def test_streams_are_independent() -> None:
     assert_close(cache.probabilities(h, 5)[1], single.probabilities(h[1], 5), **EXACT)
 
 
-def test_a_sweep_is_each_of_its_evaluations() -> None:
+@on_every_device
+def test_a_sweep_is_each_of_its_evaluations(device: str) -> None:
     h, targets = stream(60, 4, 5)
     thetas, sizes = [0.3, 0.1, 0.2], [20, 3, 50, 7, 20]  # In any order, and one of them twice.
+    expected = [[cache_log_prob(h, targets, size, theta)[13:] for size in sizes] for theta in thetas]
+    h, targets = h.to(device), targets.to(device)
     cache = NeuralCache(50, 1.0)
     cache.sequence_log_prob(h[:13], targets[:13])
     found = cache.sequence_log_prob(h[13:], targets[13:], thetas=thetas, sizes=sizes, block=8, workspace=3_000)
-    assert found.shape == (3, 5, 47)
-    for i, theta in enumerate(thetas):
-        for j, size in enumerate(sizes):
-            assert_close(found[i, j], cache_log_prob(h, targets, size, theta)[13:], **EXACT)
+    assert_close(found.cpu(), torch.stack([torch.stack(each) for each in expected]), **EXACT)
     again = NeuralCache(50, 0.2)
     assert again.sequence_log_prob(h, targets, thetas=[0.2]).shape == (1, 60)
     again.reset()
     assert again.sequence_log_prob(h, targets, sizes=[3, 50]).shape == (2, 60)
 
 
-def test_distributions_sum_to_one_and_hold_the_targets() -> None:
-    h, targets = stream(40, 4, 6)
+@on_every_device
+def test_distributions_sum_to_one_and_hold_the_targets(device: str) -> None:
+    h, targets = (each.to(device) for each in stream(40, 4, 6))
     cache = NeuralCache(15, 0.4)
     cache.observe(h[:30], targets[:30])
     full = cache.probabilities(h[30:], 9)
-    assert_close(full.sum(-1), torch.ones(10, dtype=torch.float64))
+    assert_close(full.sum(-1), torch.ones(10, dtype=torch.float64, device=device))
     at_target = full.gather(1, targets[30:, None])[:, 0].log()
     assert_close(cache.log_prob(h[30:], targets[30:], workspace=700), at_target, **EXACT)
     assert full[:, 6:].count_nonzero() == 0
@@ -111,19 +112,20 @@ def test_an_empty_cache_has_no_distribution() -> None:
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     h = torch.tensor([[30.0], [1.0], [30.0]])  # exp(900) and exp(30), in float32.
-    targets = torch.tensor([0, 1, 1])
-    found = NeuralCache(10, 1.0).sequence_log_prob(h, targets)
+    found = NeuralCache(10, 1.0).sequence_log_prob(h, torch.tensor([0, 1, 1]))
     assert_exact(found[2], torch.tensor(-870.0))
 
 
+@on_every_device
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_sums_are_at_least_float32(dtype: torch.dtype) -> None:
+def test_sums_are_at_least_float32(dtype: torch.dtype, device: str) -> None:
     h, targets = stream(50, 8, 5)
     h = h.to(dtype)
-    found = NeuralCache(20, 0.3).sequence_log_prob(h, targets)
+    found = NeuralCache(20, 0.3).sequence_log_prob(h.to(device), targets.to(device))
     assert found.dtype == torch.float32
     largest = 1 + 0.3 * float(h.double().square().sum(-1).max())  # A score is rounded in proportion to its size.
-    assert_exact(found, cache_log_prob(h.double(), targets, 20, 0.3), scale=largest)
+    ulps = 16 if device == "cpu" else 256  # Tensor cores cut sums off instead of rounding them.
+    assert_exact(found.cpu(), cache_log_prob(h.double(), targets, 20, 0.3), scale=largest, ulps=ulps)
 
 
 def test_the_state_goes_on_elsewhere() -> None:

@@ -1,7 +1,8 @@
-"""MbPA gives what a layer gives that is copied and adapted for each query."""
+"""MbPA gives what a layer gives that is copied and adapted for each query, and a sweep what its points give alone."""
 
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.testing import assert_close
 
 from hebbian_softmax import MbPA
 from tests.closeness import assert_exact
-from tests.memory.oracles import mbpa_distribution, mbpa_log_prob, stream
+from tests.memory.oracles import mbpa_distribution, mbpa_log_prob, on_every_device, stream
 from tests.operations import Watch
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -20,10 +21,8 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 def largest_logit(h: torch.Tensor, head: nn.Linear, rate: float) -> float:
     """Return a bound on the logits after a step: log p is rounded in proportion to them."""
-    norms = h.double().square().sum(-1)
-    return float(
-        1 + (norms.max() * head.weight.detach().double().square().sum(1).max()).sqrt() + rate * (norms.max() + 1)
-    )
+    norm, rows = h.double().square().sum(-1).max(), head.weight.detach().double().square().sum(1)
+    return float(1 + (norm * rows.max()).sqrt() + rate * (norm + 1))
 
 
 def head_of(features: int, classes: int, bias: bool = True) -> nn.Linear:
@@ -31,17 +30,24 @@ def head_of(features: int, classes: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(features, classes, bias=bias, dtype=torch.float64)
 
 
+def layer_of(head: nn.Linear, device: str = "cpu") -> list[torch.Tensor]:
+    return [each.to(device) for each in head.parameters()]
+
+
+@on_every_device
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize(
     ("length", "size", "neighbours", "features", "classes"), [(15, 6, 3, 4, 5), (12, 30, 8, 3, 17), (6, 4, 4, 1, 1)]
 )
-def test_a_sequence_is_copy_and_adapt(length, size, neighbours, features, classes, steps, bias) -> None:
+def test_a_sequence_is_copy_and_adapt(length, size, neighbours, features, classes, steps, bias, device) -> None:
     h, targets = stream(length, features, classes, scale=1.5)
-    head = head_of(features, classes, bias)
-    found = MbPA(size, neighbours, steps, 0.4, 0.7, epsilon=0.01).sequence_log_prob(h, targets, head.weight, head.bias)
-    options = {"neighbours": neighbours, "steps": steps, "learning_rate": 0.4, "l2": 0.7, "epsilon": 0.01}
-    assert_close(found, mbpa_log_prob(h, targets, head, size, **options), **EXACT)
+    head, mbpa = head_of(features, classes, bias), MbPA(size, neighbours, steps, 0.4, 0.7, epsilon=0.01)
+    expected = mbpa_log_prob(h, targets, head, mbpa)
+    for options in ({}, {"block": 6, "workspace": 5_000}):
+        mbpa.reset()
+        found = mbpa.sequence_log_prob(h.to(device), targets.to(device), *layer_of(head, device), **options)
+        assert_close(found.cpu(), expected, **EXACT)
 
 
 @settings(max_examples=25)
@@ -51,16 +57,12 @@ def test_streaming_blocks_and_splits_agree(data: st.DataObject) -> None:
     steps = data.draw(st.integers(1, 2))
     h, targets = stream(length, 3, 7, seed=data.draw(st.integers(0, 99)))
     head = head_of(3, 7)
-
-    def memory() -> MbPA:
-        return MbPA(size, 3, steps)
-
-    one_by_one, expected = memory(), []
+    one_by_one, expected = MbPA(size, 3, steps), []
     for t in range(length):
         expected.append(one_by_one.log_prob(h[t], targets[t], head.weight, head.bias))
         one_by_one.observe(h[t], targets[t])
     cut = data.draw(st.integers(0, length))
-    split, parts = memory(), []
+    split, parts = MbPA(size, 3, steps), []
     for part, labels in ((h[:cut], targets[:cut]), (h[cut:], targets[cut:])):
         block, workspace = data.draw(st.integers(1, 25)), data.draw(st.sampled_from([1, 1_000, 20_000, 2**20]))
         parts.append(split.sequence_log_prob(part, labels, head.weight, head.bias, block=block, workspace=workspace))
@@ -78,8 +80,7 @@ def test_whole_distributions(steps: int, stored: int, workspace: int | None) -> 
     mbpa = MbPA(20, 5, steps, 0.5, 0.3)
     mbpa.observe(h[:stored], targets[:stored])
     kept = slice(max(0, stored - 20), stored)
-    options = {"neighbours": 5, "steps": steps, "learning_rate": 0.5, "l2": 0.3, "epsilon": 1e-3}
-    expected = torch.stack([mbpa_distribution(q, h[kept], targets[kept], head, **options) for q in h[30:]])
+    expected = torch.stack([mbpa_distribution(q, h[kept], targets[kept], head, mbpa) for q in h[30:]])
     found = mbpa.probabilities(h[30:], head.weight, head.bias, workspace=workspace)
     assert_close(found, expected.exp(), **EXACT)
     at_target = mbpa.log_prob(h[30:], targets[30:], head.weight, head.bias, workspace=workspace)
@@ -107,18 +108,16 @@ def test_streams_are_independent_and_the_state_goes_on_elsewhere() -> None:
     other.load_state_dict(mbpa.state_dict())
     found = mbpa.sequence_log_prob(h[:, 10:], targets[:, 10:], head.weight, head.bias)
     assert torch.equal(found, other.sequence_log_prob(h[:, 10:], targets[:, 10:], head.weight, head.bias))
-    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
     for i in range(2):
-        assert_close(found[i], mbpa_log_prob(h[i], targets[i], head, 7, **options)[10:], **EXACT)
+        assert_close(found[i], mbpa_log_prob(h[i], targets[i], head, mbpa)[10:], **EXACT)
 
 
 def test_a_stored_activation_that_is_the_query_itself() -> None:
     h, targets = stream(5, 4, 6, scale=3.0)
     h, targets = torch.cat([h, h]) + 100, torch.cat([targets, targets])  # With a large common part.
-    head = head_of(4, 6)
-    found = MbPA(20, 3).sequence_log_prob(h, targets, head.weight, head.bias)
-    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
-    assert_close(found, mbpa_log_prob(h, targets, head, 20, **options), rtol=1e-7, atol=1e-7)
+    head, mbpa = head_of(4, 6), MbPA(20, 3)
+    found = mbpa.sequence_log_prob(h, targets, head.weight, head.bias)
+    assert_close(found, mbpa_log_prob(h, targets, head, mbpa), rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -132,8 +131,7 @@ def test_repeated_activations_have_exact_distances_in_float32(dtype: torch.dtype
     for t in range(60):
         one_by_one.append(mbpa.log_prob(h[t], targets[t], head.weight))
         mbpa.observe(h[t], targets[t])
-    options = {"neighbours": 60, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
-    expected = mbpa_log_prob(h.double(), targets, head.double(), 60, **options)
+    expected = mbpa_log_prob(h.double(), targets, head.double(), mbpa)
     for found in (sequence, torch.stack(one_by_one)):
         assert_exact(found, expected, scale=largest_logit(h, head, 0.3))
 
@@ -141,11 +139,10 @@ def test_repeated_activations_have_exact_distances_in_float32(dtype: torch.dtype
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_are_at_least_float32(dtype: torch.dtype) -> None:
     h, targets = stream(12, 4, 6)
-    head = head_of(4, 6).to(dtype)
-    found = MbPA(7, 3).sequence_log_prob(h.to(dtype), targets, head.weight, head.bias)
-    options = {"neighbours": 3, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
+    head, mbpa = head_of(4, 6).to(dtype), MbPA(7, 3)
+    found = mbpa.sequence_log_prob(h.to(dtype), targets, head.weight, head.bias)
     assert found.dtype == torch.float32
-    expected = mbpa_log_prob(h.to(dtype).double(), targets, head.double(), 7, **options)
+    expected = mbpa_log_prob(h.to(dtype).double(), targets, head.double(), mbpa)
     # Distances come from products, and may lose all digits but those of 128 roundings (CLOSE).
     assert_exact(found, expected, scale=largest_logit(h, head, 0.3), ulps=256)
 
@@ -161,10 +158,59 @@ def test_only_what_is_a_neighbour_goes_through_the_layer(queries: int, most: int
         found = mbpa.log_prob(h[100 : 100 + queries], targets[100 : 100 + queries], head.weight, head.bias)
     through_the_layer = [left[0] for left, right in watch.products if right == (4, 6)]
     assert 0 < max(through_the_layer) <= most
-    options = {"neighbours": 5, "steps": 1, "learning_rate": 0.3, "l2": 0.5, "epsilon": 1e-3}
     for q in range(100, 100 + queries):
-        expected = mbpa_distribution(h[q], h[:100], targets[:100], head, **options)[targets[q]]
+        expected = mbpa_distribution(h[q], h[:100], targets[:100], head, mbpa)[targets[q]]
         assert_close(found[q - 100], expected, **EXACT)
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_a_sweep_is_each_of_its_evaluations(data: st.DataObject) -> None:
+    length, bias = data.draw(st.integers(2, 16)), data.draw(st.booleans())
+    h, targets = stream(length, 3, 7, seed=data.draw(st.integers(0, 99)))
+    head = head_of(3, 7, bias)
+    counts, rates = [5, 2, 9, 2], [0.7, 0.1]  # In any order, and one of them twice.
+    mbpa, cut, parts = MbPA(9, 3), data.draw(st.integers(0, length)), []
+    for part, labels in ((h[:cut], targets[:cut]), (h[cut:], targets[cut:])):
+        options: dict[str, Any] = {"block": data.draw(st.integers(1, 20)), "neighbours": counts}
+        options |= {"workspace": data.draw(st.sampled_from([1, 1_000, 20_000, 2**20])), "learning_rates": rates}
+        parts.append(mbpa.sequence_log_prob(part, labels, head.weight, head.bias, **options))
+    found = torch.cat(parts, -1)
+    assert found.shape == (4, 2, length)
+    for i, k in enumerate(counts):
+        for j, rate in enumerate(rates):
+            assert_close(found[i, j], mbpa_log_prob(h, targets, head, MbPA(9, k, 1, rate)), **EXACT)
+
+
+def test_a_sweep_of_one_setting_keeps_the_other() -> None:
+    h, targets = stream(12, 3, 7, batch=2)
+    head = head_of(3, 7)
+
+    def found(count: int, rate: float, **sweep: Any) -> torch.Tensor:
+        return MbPA(8, count, 1, rate).sequence_log_prob(h, targets, head.weight, head.bias, **sweep)
+
+    rates, counts = found(4, 0.6, learning_rates=[0.3, 0.1]), found(4, 0.6, neighbours=[2, 8])
+    assert_close(rates, torch.stack([found(4, 0.3), found(4, 0.1)]), **EXACT)
+    assert_close(counts, torch.stack([found(2, 0.6), found(8, 0.6)]), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sweep", "message"),
+    [
+        (2, {"neighbours": [3]}, "need steps=1"),
+        (2, {"learning_rates": [0.1]}, "need steps=1"),
+        (1, {"neighbours": [3, 9]}, "at most the memory's size, 8, got 9"),
+        (1, {"neighbours": []}, "at least one value"),
+        (1, {"neighbours": [0]}, "neighbours must be"),
+        (1, {"learning_rates": [0.1, 0.0]}, "learning_rates must be positive"),
+    ],
+)
+def test_bad_grids_are_refused_and_nothing_is_stored(steps: int, sweep: dict[str, Any], message: str) -> None:
+    h, targets = stream(4, 3, 7)
+    head, mbpa = head_of(3, 7), MbPA(8, 3, steps)
+    with pytest.raises(ValueError, match=message):
+        mbpa.sequence_log_prob(h, targets, head.weight, head.bias, **sweep)
+    assert len(mbpa) == 0
 
 
 def test_faiss_gives_the_same_or_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,15 +51,14 @@ def test_a_sweep_broadcasts() -> None:
 
 def test_bad_arguments() -> None:
     p = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"cache_weight \+ mbpa_weight must be at most 1, got 0.6 \+ 0.5"):
-        mix(p, cache=p, cache_weight=0.6, mbpa=p, mbpa_weight=0.5)
-    with pytest.raises(ValueError, match=r"mbpa_weight must be in \[0, 1\], got -0.1"):
-        mix(p, mbpa=p, mbpa_weight=-0.1)
-    with pytest.raises(ValueError, match="cache must be given"):
-        mix(p, cache_weight=0.1)
-    with pytest.raises(ValueError, match=r"goes with model's, \(3,\), got \(4,\)"):
-        mix(p, cache=torch.zeros(4), cache_weight=0.1)
-    with pytest.raises(TypeError, match="floating point"):
-        mix(p, cache=torch.zeros(3, dtype=torch.int64), cache_weight=0.1)
-    with pytest.raises(TypeError, match="tensor"):
-        mix(0.5)  # type: ignore[arg-type]
+    both = {"cache": p, "cache_weight": 0.6, "mbpa": p, "mbpa_weight": 0.5}
+    for options, error, match in (
+        (both, ValueError, r"cache_weight \+ mbpa_weight must be at most 1, got 0.6 \+ 0.5"),
+        ({"mbpa": p, "mbpa_weight": -0.1}, ValueError, r"mbpa_weight must be in \[0, 1\], got -0.1"),
+        ({"cache_weight": 0.1}, ValueError, "cache must be given"),
+        ({"cache": torch.zeros(4), "cache_weight": 0.1}, ValueError, r"goes with model's, \(3,\), got \(4,\)"),
+        ({"cache": p.long(), "cache_weight": 0.1}, TypeError, "floating point"),
+        ({"model": 0.5}, TypeError, "tensor"),
+    ):
+        with pytest.raises(error, match=match):
+            mix(**({"model": p} | options))

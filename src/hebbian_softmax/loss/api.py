@@ -172,18 +172,13 @@ def linear_log_prob(
     checks.check_operands(input, linear_weight, linear_bias, target)
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
-    problem = Problem.of(
-        input.reshape(-1, input.shape[-1]),
-        linear_weight,
-        linear_bias,
-        torch.where(target == ignore_index, -1, target).reshape(-1),
-        product_dtype(input),
-    )
+    rows, masked = input.reshape(-1, input.shape[-1]), torch.where(target == ignore_index, -1, target).reshape(-1)
+    problem = Problem.of(rows, linear_weight, linear_bias, masked, product_dtype(input))
     if impl == "reference" or (impl == "auto" and _is_tiny(input, linear_weight, workspace)):
         found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
     else:
-        engine = choose_engine(impl, problem)
-        terms = engine.row_terms(problem, workspace or engine.default_workspace(problem))
+        engine, workspace = choose_engine(impl, problem, workspace)
+        terms = engine.row_terms(problem, workspace)
         found = -terms.nll, terms.normaliser
     return found[0].reshape(target.shape), found[1].reshape(target.shape)
 

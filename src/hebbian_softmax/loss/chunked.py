@@ -67,11 +67,7 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
 
 
 def row_terms_and_gradients(
-    problem: Problem,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
+    problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
@@ -104,12 +100,7 @@ def row_terms_and_gradients(
 
 
 def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
+    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> Gradients:
     """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
     plan = Plan.of(problem, workspace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,19 +63,10 @@ class LinearCrossEntropy(torch.autograd.Function):
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
-            prepared = prepare(
-                target,
-                weight.shape[0],
-                settings.ignore_index,
-                weighting,
-                mean=settings.reduction == "mean",
-                zero_if_empty=settings.zero_if_empty,
-                dtype=wide(settings.products),
-            )
+            prepared = prepare(target, weight.shape[0], weighting, settings)
             target, share = prepared.target, prepared.share
             problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-            engine = choose_engine(settings.impl, problem)
-            workspace = settings.workspace or engine.default_workspace(problem)
+            engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
             ctx.early = settings.reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
@@ -123,8 +114,7 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
     problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
-    engine = choose_engine(settings.impl, problem)
-    workspace = settings.workspace or engine.default_workspace(problem)
+    engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
     corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
@@ -159,14 +149,14 @@ def uncompiled() -> Callable[..., Tensor]:
     return apply
 
 
-def choose_engine(impl: str, problem: Problem) -> Engine:
-    """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``."""
+def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[Engine, int]:
+    """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``, and its workspace in bytes."""
     h = problem.input
     suits = h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
     if impl == "triton" or (impl == "auto" and suits):
         engine = _triton.load("loss.gpu.engine")
         if engine is not None and engine.available(problem):
-            return cast(Engine, engine)
+            return engine, workspace or engine.default_workspace(problem)
         if impl == "triton":
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
@@ -174,7 +164,7 @@ def choose_engine(impl: str, problem: Problem) -> Engine:
                 "and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )
-    return chunked
+    return chunked, workspace or chunked.default_workspace(problem)
 
 
 @dataclass(frozen=True)
@@ -189,31 +179,23 @@ class Prepared:
     """(N,): ``share`` where the row is not ignored, else 0; None with class weights or label smoothing."""
 
 
-def prepare(
-    target: Tensor,
-    classes: int,
-    ignore_index: int,
-    weighting: Weighting,
-    *,
-    mean: bool,
-    zero_if_empty: bool,
-    dtype: torch.dtype,
-) -> Prepared:
+def prepare(target: Tensor, classes: int, weighting: Weighting, settings: Settings) -> Prepared:
     """Check the values of ``target`` (N,) and prepare them; with ``zero_if_empty`` no target at all weighs 1, not 0.
 
     On a GPU one kernel does all of this, because launching single operations takes longer than computing small losses.
     """
+    ignore_index, mean, dtype = settings.ignore_index, settings.reduction == "mean", wide(settings.products)
     plain = weighting.class_weight is None and not weighting.smoothing
     kernels = _kernels(target) if plain and dtype == torch.float32 and target.numel() else None
     if kernels is not None:
-        return Prepared(*kernels.prepare(target, classes, ignore_index, mean, zero_if_empty))
+        return Prepared(*kernels.prepare(target, classes, ignore_index, mean, settings.zero_if_empty))
     check_values(target, classes, ignore_index)
     masked = torch.where(target == ignore_index, -1, target)
     if not mean:
         share = torch.ones((), dtype=dtype, device=target.device)
     else:
         total = weighting.total_weight(masked, dtype)
-        share = (torch.where(total == 0, 1, total) if zero_if_empty else total).reciprocal()
+        share = (torch.where(total == 0, 1, total) if settings.zero_if_empty else total).reciprocal()
     return Prepared(masked, share, None)
 
 

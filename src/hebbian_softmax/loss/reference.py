@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,20 +28,10 @@ def cross_entropy(
     """
     logits = F.linear(input, linear_weight, linear_bias)
     weight = None if weight is None else weight.to(torch.float32 if autocasts(input) else logits.dtype)
-
-    def reduced(reduction: str) -> Tensor:
-        return F.cross_entropy(
-            logits,
-            target,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-        )
-
+    options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     if reduction != "mean" or not zero_if_empty:
-        return reduced(reduction)
-    losses = reduced("none")
+        return F.cross_entropy(logits, target, reduction=reduction, **options)
+    losses = F.cross_entropy(logits, target, reduction="none", **options)
     total = target_weight(target, weight, ignore_index)
     mean = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)) / torch.where(total == 0, 1, total)
     return mean.to(losses.dtype)

@@ -17,12 +17,7 @@ _COPIES = 5
 
 @torch.no_grad()
 def linear_topk(
-    input: Tensor,
-    linear_weight: Tensor,
-    k: int,
-    *,
-    linear_bias: Tensor | None = None,
-    workspace: int | None = None,
+    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, workspace: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return ``torch.topk(F.linear(input, linear_weight, linear_bias), k)`` without the N × V logits.
 

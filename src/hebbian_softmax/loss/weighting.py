@@ -13,6 +13,7 @@ and is never built.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
+from hebbian_softmax.loss.tiles import ranges
 
 _BLOCK = 2**20
 """The number of elements that are converted to the accumulation dtype at a time."""
@@ -109,29 +111,26 @@ class Weighting:
         return bias.sum() if self.class_weight is None else torch.dot(bias, self.class_weight)
 
 
-def _rows(matrix: Tensor) -> range:
-    """Return the first rows of the blocks in which a matrix is converted."""
-    return range(0, matrix.shape[0], max(_BLOCK // max(matrix.shape[1], 1), 1))
+def _blocks(matrix: Tensor) -> Iterator[slice]:
+    """Return the blocks of rows in which a matrix is converted."""
+    return ranges(matrix.shape[0], max(_BLOCK // max(matrix.shape[1], 1), 1))
 
 
 def _vecmat(vector: Tensor, matrix: Tensor) -> Tensor:
     """Return vector @ matrix in the vector's wider dtype, a block of rows at a time."""
     total = vector.new_zeros(matrix.shape[1])
-    step = _rows(matrix).step
-    for i in _rows(matrix):
-        total += vector[i : i + step] @ matrix[i : i + step].to(vector.dtype)
+    for rows in _blocks(matrix):
+        total += vector[rows] @ matrix[rows].to(vector.dtype)
     return total
 
 
 def _matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return matrix @ vector in the vector's wider dtype, a block of rows at a time."""
-    step = _rows(matrix).step
-    blocks = [matrix[i : i + step].to(vector.dtype) @ vector for i in _rows(matrix)]
+    blocks = [matrix[rows].to(vector.dtype) @ vector for rows in _blocks(matrix)]
     return torch.cat(blocks) if blocks else vector.new_zeros(0)
 
 
 def _subtract_outer(matrix: Tensor, left: Tensor, right: Tensor) -> None:
     """Subtract left ⊗ right from the matrix in the vectors' wider dtype, a block of rows at a time."""
-    step = _rows(matrix).step
-    for i in _rows(matrix):
-        matrix[i : i + step].sub_(torch.outer(left[i : i + step], right))
+    for rows in _blocks(matrix):
+        matrix[rows].sub_(torch.outer(left[rows], right))

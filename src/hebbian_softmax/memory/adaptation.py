@@ -17,7 +17,7 @@ for each query, the logits of its neighbours under its own C: a K Ã— K times K Ã
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,9 +72,8 @@ class Neighbours:
     def compact(self) -> Neighbours:
         """Return the same without the keys that are no neighbour of any query."""
         used, indices = self.indices.unique(return_inverse=True)
-        return Neighbours(
-            self.queries, self.keys[used], self.labels[used], self.normalisers[used], indices, self.weights
-        )
+        known = {"keys": self.keys[used], "labels": self.labels[used], "normalisers": self.normalisers[used]}
+        return replace(self, indices=indices, **known)
 
 
 def _errors(log_prob: Tensor, labels: Tensor, tile: range) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _triton
-from hebbian_softmax.memory.checks import wide_dtype
+from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory.history import Timeline
 
 Kernel = Callable[[Timeline, float, int, int], Tensor]
@@ -45,7 +45,7 @@ class RunningLogSumExp:
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
     """Return inner products (B, q, k) in at least float32; CUDA multiplies in half precision and sums in float32."""
-    dtype = wide_dtype(queries)
+    dtype = wide(queries.dtype)
     if queries.dtype != dtype and queries.is_cuda:
         return torch.bmm(queries, keys.mT, out_dtype=dtype)
     return torch.bmm(queries.to(dtype), keys.to(dtype).mT)
@@ -68,7 +68,7 @@ def banded_log_prob(
     whole = timeline.keys(timeline.start, timeline.end)
     streams, length, _ = whole.shape
     order = sorted(set(sizes))
-    result = whole.new_empty(len(thetas), len(sizes), streams, length, dtype=wide_dtype(whole))
+    result = whole.new_empty(len(thetas), len(sizes), streams, length, dtype=wide(whole.dtype))
     where = [order.index(size) for size in sizes]
     rows, columns = tile_shape(whole, order[-1], block, workspace)
     for first in range(timeline.start, timeline.end, rows):
@@ -90,7 +90,7 @@ def tile_shape(h: Tensor, size: int, block: int | None, workspace: int) -> tuple
     Scores of a tile are held about four times over, with 16 bytes of masks, and its keys twice.
     """
     streams, length, features = h.shape
-    itemsize = wide_dtype(h).itemsize
+    itemsize = wide(h.dtype).itemsize
     score, key = 4 * streams * itemsize + 16, 2 * streams * features * itemsize
     rows = block or max(1, min(int((workspace / score) ** 0.5), max(64, size // 4), length))
     return rows, max(1, workspace // (rows * score + key))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.checks import check_integer
+from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
 from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, kernel_for, scores_of, tile_shape
-from hebbian_softmax.memory.history import History, Memory, Timeline
+from hebbian_softmax.memory.history import Memory, Timeline
 
 
 class NeuralCache(Memory):
@@ -42,19 +43,10 @@ class NeuralCache(Memory):
     def __init__(self, size: int, theta: float) -> None:
         self.size = check_integer("size", size, 1)
         self.theta = checks.check_positive("theta", theta)
-        self._history = History(self.size)
-
-    def __len__(self) -> int:
-        """Return the number of entries stored in each stream."""
-        return len(self._history)
+        super().__init__(self.size)
 
     def __repr__(self) -> str:
         return f"NeuralCache(size={self.size}, theta={self.theta:g})"
-
-    def observe(self, h: Tensor, targets: Tensor) -> None:
-        """Store activations and the classes that followed them, oldest first."""
-        streams, labels = self._checked(h, targets)
-        self._history.append(streams, labels)
 
     @checks.evaluating
     def log_prob(self, h: Tensor, targets: Tensor, *, workspace: int | None = None) -> Tensor:
@@ -64,7 +56,7 @@ class NeuralCache(Memory):
         parts = []
         rows, columns = tile_shape(streams, self.size, None, checks.check_workspace(workspace, h.device))
         for queries, wanted in zip(streams.split(rows, 1), labels.split(rows, 1), strict=True):
-            like = queries.new_empty(0, dtype=checks.wide_dtype(h))
+            like = queries.new_empty(0, dtype=wide(h.dtype))
             every, match = (RunningLogSumExp(wanted.shape, [self.theta], like) for _ in range(2))
             for near, classes in zip(keys.split(columns, 1), stored.split(columns, 1), strict=True):
                 if near.shape[1]:
@@ -82,7 +74,7 @@ class NeuralCache(Memory):
         self._history.check(streams)
         keys, stored = self._history.window(streams)
         checks.check_classes("the stored targets, with num_classes", stored, num_classes)
-        result = streams.new_zeros(*streams.shape[:2], num_classes, dtype=checks.wide_dtype(h))
+        result = streams.new_zeros(*streams.shape[:2], num_classes, dtype=wide(h.dtype))
         if len(self) == 0:
             return result.fill_(torch.nan).reshape(*h.shape[:-1], num_classes)
         rows, columns = tile_shape(streams, len(self), None, checks.check_workspace(None, h.device))

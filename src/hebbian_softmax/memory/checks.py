@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.checks import check_integer, check_number
+from hebbian_softmax.loss.dtypes import wide
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,11 +28,6 @@ def evaluating(method: Callable[P, T]) -> Callable[P, T]:
             return method(*args, **options)
 
     return evaluate
-
-
-def wide_dtype(h: Tensor) -> torch.dtype:
-    """Return the dtype of products and sums: at least float32."""
-    return torch.promote_types(h.dtype, torch.float32)
 
 
 def check_positive(name: str, value: Any) -> float:
@@ -73,8 +69,8 @@ def check_activations(h: Any) -> Tensor:
         if not math.isfinite(largest):
             raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")
         # The inverse temperature and differences need room, so only a ten-thousandth of the range is used.
-        if largest * largest * h.shape[-1] > torch.finfo(wide_dtype(h)).max * 1e-4:
-            raise ValueError(f"h must have finite inner products in {wide_dtype(h)}, got values up to {largest:g}")
+        if largest * largest * h.shape[-1] > torch.finfo(wide(h.dtype)).max * 1e-4:
+            raise ValueError(f"h must have finite inner products in {wide(h.dtype)}, got values up to {largest:g}")
     return h.detach().reshape((1,) * (3 - h.dim()) + tuple(h.shape))
 
 

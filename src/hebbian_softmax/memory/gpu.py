@@ -214,9 +214,8 @@ def band(
         label = tl.load(label_ptr + key, key < keys, other=-1)
         nearest = first_row + ahead - (first_key + KEYS - 1)
         farthest = first_row + ROWS - 1 + ahead - first_key
-        if (
-            (nearest < 1) | (farthest > window) | (first_key + KEYS > keys)
-        ):  # Only the few tiles at the ends of the band.
+        # Only the few tiles at the ends of the band have scores to mask.
+        if (nearest < 1) | (farthest > window) | (first_key + KEYS > keys):
             lag = (row + ahead)[:, None] - key[None, :]
             scores = tl.where((lag >= 1) & (lag <= window) & (key < keys)[None, :], scores, float("-inf"))
         largest, total = _take_in(largest, total, scores)

@@ -138,7 +138,16 @@ class Timeline:
 class Memory:
     """The part that all memories share: a history, and its state."""
 
-    _history: History
+    def __init__(self, capacity: int) -> None:
+        self._history = History(capacity)
+
+    def __len__(self) -> int:
+        """Return the number of entries stored in each stream."""
+        return len(self._history)
+
+    def observe(self, h: Tensor, targets: Tensor) -> None:
+        """Store activations and the classes that followed them, oldest first."""
+        self._history.append(*self._checked(h, targets))
 
     def reset(self) -> None:
         """Forget everything; the next activations may have other streams, features, dtype and device."""

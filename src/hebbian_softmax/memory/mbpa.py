@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,16 +11,10 @@ from torch import Tensor
 
 from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
+from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.adaptation import (
-    Layer,
-    Neighbours,
-    TargetLogProb,
-    one_step,
-    one_step_grid,
-    several_steps,
-)
-from hebbian_softmax.memory.history import History, Memory, Timeline
+from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid, several_steps
+from hebbian_softmax.memory.history import Memory, Timeline
 
 CLOSE = 2**-7
 """Squared distances below this part of the squared norms are computed again from the differences."""
@@ -85,21 +80,13 @@ class MbPA(Memory):
         if search not in ("exact", "faiss"):
             raise ValueError(f'search must be "exact" or "faiss", got {search!r}')
         self.search = search
-        self._history = History(self.memory_size)
-
-    def __len__(self) -> int:
-        """Return the number of entries stored in each stream."""
-        return len(self._history)
+        super().__init__(self.memory_size)
 
     def __repr__(self) -> str:
         return (
             f"MbPA(memory_size={self.memory_size}, neighbours={self.neighbours}, steps={self.steps}, "
             f"learning_rate={self.learning_rate:g}, l2={self.l2:g})"
         )
-
-    def observe(self, h: Tensor, targets: Tensor) -> None:
-        """Store activations and the classes that followed them, oldest first."""
-        self._history.append(*self._checked(h, targets))
 
     @checks.evaluating
     def log_prob(
@@ -172,8 +159,7 @@ class MbPA(Memory):
         for stream in range(streams.shape[0]):
             sequence = streams[stream, None], labels[stream, None]
             timeline = Timeline((past[stream, None], past_labels[stream, None]), sequence)
-            sizes = self._normalisers(past[stream], layer, room), self._normalisers(streams[stream], layer, room)
-            normalisers = torch.cat(sizes)
+            normalisers = torch.cat([self._normalisers(h[stream], layer, room) for h in (past, streams)])
             for first in range(timeline.start, timeline.end, rows):
                 last = min(first + rows, timeline.end)
                 low = max(0, first - self.memory_size)
@@ -213,7 +199,7 @@ class MbPA(Memory):
         if labels is not None:
             checks.check_classes("targets", labels, weight.shape[0])
         checks.check_classes("the stored targets, with weight", self._history.window(streams)[1], weight.shape[0])
-        dtype = checks.wide_dtype(streams)
+        dtype = wide(streams.dtype)
         return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
 
     def _room(self, workspace: int | None, h: Tensor) -> int:
@@ -231,12 +217,11 @@ class MbPA(Memory):
 
     def _normalisers(self, h: Tensor, layer: Layer, room: int) -> Tensor:
         """Return log Σ_v exp(z_v) of each row of h under θ."""
-        parts = [layer.weight.new_empty(0)]
+        parts = []
         for part in h.split(2**14):
+            part = part.to(layer.weight.dtype)
             zeros = torch.zeros(part.shape[0], dtype=torch.int64, device=h.device)
-            wide = part.to(layer.weight.dtype)
-            if part.shape[0]:
-                parts.append(linear_log_prob(wide, layer.weight, zeros, linear_bias=layer.bias, workspace=room)[1])
+            parts.append(linear_log_prob(part, layer.weight, zeros, linear_bias=layer.bias, workspace=room)[1])
         return torch.cat(parts)
 
     def _adapted_to_window(self, streams: Tensor, layer: Layer, room: int) -> Iterator[tuple[int, int, Neighbours]]:
@@ -280,9 +265,7 @@ class MbPA(Memory):
         rows = max(1, min(n, room // (4 * size * k * (k + near.keys.shape[1])), room // (8 * size * k * layer.classes)))
         for low in range(0, n, rows):
             part = slice(low, min(low + rows, n))
-            some = Neighbours(
-                near.queries[part], near.keys, near.labels, near.normalisers, near.indices[part], near.weights[part]
-            )
+            some = replace(near, queries=near.queries[part], indices=near.indices[part], weights=near.weights[part])
             width = max(1, room // (8 * size * rows * k))
             for tile, logits in several_steps(layer, some, self.learning_rate, self.l2, self.steps, width):
                 yield part, tile, logits

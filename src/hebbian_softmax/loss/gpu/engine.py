@@ -73,13 +73,18 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
 
 @_on_its_device
 def row_terms_and_gradients(
-    problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    schedule: Schedule | None = None,
 ) -> tuple[RowTerms, Gradients]:
     """Return the terms and the wanted gradients, in one pass over chunks of rows.
 
-    Where the workspace holds only few rows, two passes cost less.
+    Where the workspace holds only few rows, two passes cost less. ``schedule`` replaces the chunks that it suggests.
     """
-    schedule = Schedule.of_rows(problem, needs, workspace, processors(problem.input.device))
+    schedule = schedule or Schedule.of_rows(problem, needs, workspace, processors(problem.input.device))
     if schedule is None:
         terms = row_terms(problem, workspace)
         return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
@@ -97,12 +102,7 @@ def row_terms_and_gradients(
 
 @_on_its_device
 def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
+    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
 ) -> Gradients:
     """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]

@@ -234,9 +234,8 @@ def settle(
     z_target = tl.load(logit_ptr + at_row, inside, other=0.0)
     logit = z_target * LOG2E
     shift = tl.load(shift_ptr + at_row, inside, other=float("inf"))
-    if (
-        tl.max((counted & (others > LIMIT)).to(tl.int32), 0) > 0
-    ):  # These rows are computed again, with the largest logit as shift.
+    # Rows with a larger sum are computed again, with the largest logit as shift.
+    if tl.max((counted & (others > LIMIT)).to(tl.int32), 0) > 0:
         largest = tl.where(counted, tl.maximum(logit, -1e30), float("inf"))
         for column in range(0, classes, CLASSES):
             at_column = column + tl.arange(0, CLASSES)

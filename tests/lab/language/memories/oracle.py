@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hebbian_softmax import MbPA
 from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
@@ -48,8 +49,8 @@ def parts_of(model: LanguageModel, ids: Tensor, memories: Memories) -> dict[str,
         head = nn.Linear(*reversed(weight.shape), bias=False, dtype=h.dtype)
         with torch.no_grad():
             head.weight.copy_(weight)
-        options = {"neighbours": mbpa.neighbours, "steps": mbpa.steps, "learning_rate": mbpa.rate, "l2": mbpa.l2}
-        parts["mbpa"] = mbpa_log_prob(h, targets, head, mbpa.size, **options, epsilon=1e-3)
+        memory = MbPA(mbpa.size, mbpa.neighbours, mbpa.steps, mbpa.rate, mbpa.l2)
+        parts["mbpa"] = mbpa_log_prob(h, targets, head, memory)
     return parts
 
 
