@@ -69,11 +69,7 @@ def word_losses(
     weight = model.head.weight.to(model.precision)
     for activations, targets in stream(model, ids, streams=streams, chunk=chunk):
         log_prob, _ = linear_log_prob(
-            activations.flatten(0, 1),
-            weight,
-            targets.flatten(),
-            linear_bias=model.head.bias,
-            ignore_index=-1,
+            activations.flatten(0, 1), weight, targets.flatten(), linear_bias=model.head.bias, ignore_index=-1
         )
         found.append(-log_prob.view(targets.shape).float())  # left on the device, because reading it would wait
         done += targets.numel()
@@ -205,10 +201,7 @@ def measure_all(
             scores[name][split] = found
             if current_ranks().first:
                 kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}
-                write_atomic(
-                    run.path / words_file(name, split),
-                    partial(np.savez_compressed, **kept),
-                )
+                write_atomic(run.path / words_file(name, split), partial(np.savez_compressed, **kept))
     return scores
 
 

@@ -21,14 +21,7 @@ from hebbian_softmax.lab.language.memories.store import Store, digest
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows
 from hebbian_softmax.lab.language.model import LanguageModel
 from tests.closeness import assert_as_close
-from tests.lab.language.memories.oracle import (
-    activations,
-    losses_of,
-    model,
-    parts_of,
-    perplexity_of,
-    tolerance,
-)
+from tests.lab.language.memories.oracle import activations, losses_of, model, parts_of, perplexity_of, tolerance
 from tests.lab.language.toy import corpus, exactly
 
 GRIDS = Grids(
