@@ -7,13 +7,12 @@ from typing import Any
 
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run, to_json
-from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import text_of
+from hebbian_softmax.lab.language.evaluation import score_table, text_of
 from hebbian_softmax.lab.language.memories.memory import Memories
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows
-from hebbian_softmax.lab.language.memories.view import as_plain, choose_stretch, draw, view
+from hebbian_softmax.lab.language.memories.view import choose_stretch, draw, view
 from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
@@ -61,7 +60,7 @@ def keep_view(
     stretch = choose_stretch(parts, memories) if wanted is None else wanted
     words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
     file = f"{model.file_prefix}memory-view.json"
-    content = {"split": split, "first": stretch[0], "last": stretch[1], "words": as_plain(words)}
+    content = {"split": split, "first": stretch[0], "last": stretch[1], "words": [each.as_plain() for each in words]}
     write_atomic(run.path / file, (to_json(content, indent=2) + "\n").encode())
     caption = (
         f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
@@ -80,21 +79,14 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
     for name, found in measured.items():
         of = "" if name == ONLY else f"{name.title}, "
         for split in found.parts:
-            scores = [row.scores[split] for row in found.rows]
-            rows: list[list[Cell]] = [["all", scores[0].words, *(each.perplexity for each in scores)]]
-            rows += [
-                [f"{bucket} times", words, *(each.bucket_perplexity[bucket] for each in scores)]
-                for bucket in BUCKETS
-                if (words := scores[0].bucket_words[bucket])
-            ]
-            columns = ["words seen in training", "predictions", *(row.memories.name for row in found.rows)]
+            names, scores = [row.memories.name for row in found.rows], [row.scores[split] for row in found.rows]
             title = f"{TITLE}{of}perplexity on the {TEXTS[split]} text of {corpus.name}"
-            tables.append(Table(title, columns, rows))
+            tables.append(score_table(title, names, scores))
         if found.sweep is not None:
             grids = {kind.grid_title: found.sweep.points.get(kind.key, ()) for kind in KINDS}
             grids |= {refined.title: refined.points for refined in found.sweep.refined.values()}
             for what, points in grids.items():
-                rows = [[*describe(point.memories), point.perplexity] for point in points[:BEST]]
+                rows: list[list[Cell]] = [[*describe(each.memories), each.perplexity] for each in points[:BEST]]
                 if rows:
                     tables.append(Table(f"{TITLE}{of}{what} the validation text", GRID, rows))
     return tables

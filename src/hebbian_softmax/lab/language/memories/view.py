@@ -38,6 +38,11 @@ class Word:
         """The probability with memories."""
         return sum(self.parts.values())
 
+    def as_plain(self) -> dict[str, object]:
+        """Return the word for JSON."""
+        plain = {"position": self.position, "word": self.word, "alone": self.alone}
+        return {**plain, **self.parts, "mixture": self.mixture}
+
 
 def choose_stretch(parts: Parts, memories: Memories, length: int = LENGTH) -> tuple[int, int]:
     """Return the stretch of text whose log-probability the first memory raised most."""
@@ -74,14 +79,6 @@ def view(
     return [
         Word(first + at, vocabulary[index], p, {name: values[at] for name, values in columns.items()})
         for at, (index, p) in enumerate(zip(targets[first:last].tolist(), alone.tolist(), strict=True))
-    ]
-
-
-def as_plain(words: Sequence[Word]) -> list[dict[str, object]]:
-    """Return the words for JSON."""
-    return [
-        {"position": each.position, "word": each.word, "alone": each.alone, **each.parts, "mixture": each.mixture}
-        for each in words
     ]
 
 
