@@ -2,7 +2,6 @@
 
 import copy
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from hebbian_softmax.lab.language.learner import Learner, deterministic, make_mo
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
+from tests.waiting import no_waiting
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
@@ -23,14 +23,6 @@ LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-p
 CUDA = torch.device("cuda")
 
 
-@pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("hebbian", [True, False])
 @pytest.mark.parametrize("optimizer", ["one-pass-adam", "adam", "sgd"])
 def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> None:
@@ -39,9 +31,8 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
     for step in range(5):  # one of them is captured
         learner.step(windows.at(step), 1e-3, memorizing=True)
-    torch.cuda.set_sync_debug_mode("error")
-    loss = learner.step(windows.at(5), 1e-3, memorizing=True)
-    torch.cuda.set_sync_debug_mode("default")
+    with no_waiting():
+        loss = learner.step(windows.at(5), 1e-3, memorizing=True)
     assert loss.isfinite()
 
 
@@ -78,9 +69,9 @@ def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
             learner.step(make_windows(words, given, where).at(step), 1e-3, memorizing=True).cpu()
             for where, learner in learners.items()
         ]
-        torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+        assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
     found = [word_losses(learner.model, words.splits["valid"]) for learner in learners.values()]
-    torch.testing.assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
+    assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +125,6 @@ def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict
             torch.manual_seed(step)
             losses.append(learner.step(windows.at(step), 2e-4 * (step + 1), memorizing=step >= 7))
         assert_close(*losses, rtol=5e-3, atol=0)
-        assert captured.captured is not None
         graphs.append(captured.captured._graph is not None)
     assert graphs == 2 * [False, False, False, True, True, True, True]
     assert_gone_the_same_way(captured, plain, first)
