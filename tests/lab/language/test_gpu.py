@@ -12,6 +12,12 @@ from torch.testing import assert_close
 
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.memory import Memories, mixture, read_parts
+from hebbian_softmax.lab.language.memories.settings import Grids
+from hebbian_softmax.lab.language.memories.sweep import memory_rows
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
@@ -21,6 +27,7 @@ pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
 LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-pass step
 CUDA = torch.device("cuda")
+BOTH = Memories((CacheSettings(200, 0.3), MbpaSettings(200, 32)))
 
 
 @pytest.mark.parametrize("hebbian", [True, False])
@@ -184,3 +191,31 @@ def test_a_captured_learner_gives_its_memory_back() -> None:
 
     few, many = reserved_after(2), reserved_after(6)
     assert many <= few + 2**22
+
+
+def model_on(where: str, precision: str) -> LanguageModel:
+    given = settings(**SIZES, precision=precision)
+    return make_model(given, WORDS, hebbian=True, device=torch.device(where)).eval()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2)])
+def test_memories_are_those_of_the_cpu(precision: str, tolerance: float) -> None:
+    ids = corpus(tokens=8000).splits["valid"]
+    found = read_parts(model_on("cuda", precision), ids, BOTH)
+    expected = read_parts(model_on("cpu", "fp32"), ids, BOTH)
+    assert {each.device.type for each in found.values()} == {"cpu"}
+    for memory in BOTH.used:
+        memories = Memories((memory,))
+        assert_close(mixture(found, memories).mean(), mixture(expected, memories).mean(), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_sweep_of_memories_ends_in_what_it_chose(precision: str) -> None:
+    words = corpus(tokens=8000)
+    grids = Grids(sizes=(50, 200), neighbours=(16, 32), two_step_words=40)
+    found = memory_rows(model_on("cuda", precision), words, grids=grids, quiet=True)
+    alone, cached, _ = (row.scores["valid"].perplexity for row in found.rows)
+    assert cached == pytest.approx(found.sweep.points["cache"][0].perplexity, rel=1e-3)
+    assert cached <= 1.05 * alone
+    single = read_parts(model_on("cuda", precision), words.splits["test"], found.rows[-1].memories)
+    assert_close(mixture(single, found.rows[-1].memories), found.losses("test")[-1], rtol=1e-3, atol=1e-3)

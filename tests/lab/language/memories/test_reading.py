@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.evaluation import score, word_losses
+from hebbian_softmax.lab.language.evaluation import score
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, mixture, read_parts
@@ -39,13 +39,6 @@ def test_each_word_is_that_of_the_literal_loop(piece: int, steps: int) -> None:
     for memories in (ALONE, Memories((CACHE,)), Memories((mbpa,)), both):
         literal = losses_of(exact, memories)
         assert_close(mixture(found, memories), torch.tensor(literal, dtype=torch.float64), rtol=0, atol=allowed)
-
-
-def test_the_model_alone_is_that_of_the_plain_evaluation() -> None:
-    network, ids = model(), corpus().splits["valid"]
-    rounded, exact = (parts_of(each, ids, ALONE)["model"] for each in (network, exactly(network)))
-    for found in (read_parts(network, ids, ALONE)["model"], -word_losses(network, ids)):
-        assert_as_close(found, rounded, exact)
 
 
 def test_the_cache_and_mbpa_each_change_what_is_predicted() -> None:

@@ -23,7 +23,6 @@ from hebbian_softmax.lab.language.memories.settings import (
     workspace_of,
 )
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows, score_rows
-from hebbian_softmax.lab.language.memories.view import check_stretch
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import TEXTS
 from hebbian_softmax.lab.language.settings import FINAL
@@ -100,7 +99,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     """Measure the models with memories, and write words, pictures and grids to the run folder and its page."""
     run, corpus = trained.run, trained.corpus
     if arguments.words is not None:
-        check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
+        outcome.check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
     measured = {}
     for name, model in trained.models.items():
         if arguments.sweep:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import torch
@@ -60,12 +61,8 @@ class MbpaGrid:
         ordered = sorted(set(self.rates))
         at = ordered.index(rate)
         near = ordered[max(0, at - 1) : at + 2]
-        return [
-            MbpaSettings(size, count, 2, each, l2, 0.0)
-            for count in self.counts(size)
-            for each in near
-            for l2 in self.l2
-        ]
+        every = product(self.counts(size), near, self.l2)
+        return [MbpaSettings(size, count, 2, each, l2, 0.0) for count, each, l2 in every]
 
 
 @dataclass(frozen=True)
