@@ -87,8 +87,7 @@ def test_scores_by_training_frequency() -> None:
 
 
 def test_measuring_gives_the_loss_and_the_id_of_every_word() -> None:
-    words = corpus()
-    network, seen = model(), []
+    words, network, seen = corpus(), model(), []
     found, arrays = measure(network, words, "test", seen=seen.append)
     assert arrays["nll"].dtype == "float32"
     assert arrays["ids"].dtype == "int32"

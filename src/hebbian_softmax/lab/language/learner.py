@@ -28,14 +28,7 @@ WARM_UP = 3
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> LanguageModel:
     """Return a new model. Equal seeds give equal first weights, whichever head it has."""
     torch.manual_seed(derive_seed(settings.seed, "weights"))
-    head = make_head(settings, vocabulary)
-    precision = choose_precision(settings.precision, device)
-    return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
-
-
-def make_head(settings: Settings, vocabulary: int) -> HebbianSoftmax:
-    """Return the output layer. A plain softmax is a head of the same class that is given nothing to remember."""
-    return HebbianSoftmax(
+    head = HebbianSoftmax(  # a plain softmax is a head of the same class that is given nothing to remember
         settings.sizes.embedding,
         vocabulary,
         gamma=settings.gamma,
@@ -46,6 +39,8 @@ def make_head(settings: Settings, vocabulary: int) -> HebbianSoftmax:
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
         center=settings.center,
     )
+    precision = choose_precision(settings.precision, device)
+    return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

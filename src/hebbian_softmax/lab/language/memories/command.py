@@ -102,23 +102,13 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
         outcome.check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
     measured = {}
     for name, model in trained.models.items():
+        options: dict[str, Any] = {"splits": splits, "label": name.title, "quiet": arguments.quiet}
         if arguments.sweep:
-            measured[name] = memory_rows(
-                model,
-                corpus,
-                grids=grids_of(arguments),
-                kinds=kinds_of(arguments),
-                splits=splits,
-                folder=run.path / FOLDER,
-                prefix=name.file_prefix,
-                workspace=workspace_of(arguments),
-                label=name.title,
-                quiet=arguments.quiet,
-            )
+            options |= {"grids": grids_of(arguments), "kinds": kinds_of(arguments), "prefix": name.file_prefix}
+            options |= {"folder": run.path / FOLDER, "workspace": workspace_of(arguments)}
+            measured[name] = memory_rows(model, corpus, **options)
         else:
-            measured[name] = given_rows(
-                model, corpus, memories_of(arguments), splits, label=name.title, quiet=arguments.quiet
-            )
+            measured[name] = given_rows(model, corpus, memories_of(arguments), **options)
     files, pictures = [], {}
     for name, found in measured.items():
         file, figure, image = outcome.keep_view(run, name, found, corpus, arguments.words)
@@ -133,11 +123,12 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     lines = [*notes, "", f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}"]
     if outcome.show_on_page(run, tables, pictures):
         lines.append(f"Page: {run.path / 'page.html'}")
-    return {"memories": outcome.as_json(measured), "notes": notes}, tables, lines
+    plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
+    return {"memories": plain, "notes": notes}, tables, lines
 
 
 def given_rows(
-    model: LanguageModel, corpus: Corpus, memories: Memories, splits: Sequence[str], *, label: str, quiet: bool
+    model: LanguageModel, corpus: Corpus, memories: Memories, *, splits: Sequence[str], label: str, quiet: bool
 ) -> MemoryRows:
     """Measure a model with the memories given, adding one after the other."""
     rows = [Memories(memories.used[:count]) for count in range(len(memories.used) + 1)]

@@ -151,11 +151,6 @@ def show_on_page(run: Run, tables: Sequence[Table], pictures: Mapping[Figure, by
     return refresh_page(run)
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
-    """Return the rows for JSON, by model."""
-    return {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
-
-
 @dataclass(frozen=True)
 class Word:
     """A word and its probability."""
