@@ -2,7 +2,6 @@
 
 import copy
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,24 +12,24 @@ from torch.testing import assert_close
 
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
+from hebbian_softmax.lab.language.memories.memory import Memories, mixture, read_parts
+from hebbian_softmax.lab.language.memories.settings import Grids
+from hebbian_softmax.lab.language.memories.sweep import memory_rows
+from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
+from tests.waiting import no_waiting
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
 LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-pass step
 CUDA = torch.device("cuda")
+BOTH = Memories((CacheSettings(200, 0.3), MbpaSettings(200, 32)))
 
 
-@pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("hebbian", [True, False])
 @pytest.mark.parametrize("optimizer", ["one-pass-adam", "adam", "sgd"])
 def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> None:
@@ -39,9 +38,8 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> Non
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
     for step in range(5):  # one of them is captured
         learner.step(windows.at(step), 1e-3, memorizing=True)
-    torch.cuda.set_sync_debug_mode("error")
-    loss = learner.step(windows.at(5), 1e-3, memorizing=True)
-    torch.cuda.set_sync_debug_mode("default")
+    with no_waiting():
+        loss = learner.step(windows.at(5), 1e-3, memorizing=True)
     assert loss.isfinite()
 
 
@@ -78,9 +76,9 @@ def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
             learner.step(make_windows(words, given, where).at(step), 1e-3, memorizing=True).cpu()
             for where, learner in learners.items()
         ]
-        torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+        assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
     found = [word_losses(learner.model, words.splits["valid"]) for learner in learners.values()]
-    torch.testing.assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
+    assert_close(found[0].mean(), found[1].mean(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,6 @@ def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict
             torch.manual_seed(step)
             losses.append(learner.step(windows.at(step), 2e-4 * (step + 1), memorizing=step >= 7))
         assert_close(*losses, rtol=5e-3, atol=0)
-        assert captured.captured is not None
         graphs.append(captured.captured._graph is not None)
     assert graphs == 2 * [False, False, False, True, True, True, True]
     assert_gone_the_same_way(captured, plain, first)
@@ -194,3 +191,31 @@ def test_a_captured_learner_gives_its_memory_back() -> None:
 
     few, many = reserved_after(2), reserved_after(6)
     assert many <= few + 2**22
+
+
+def model_on(where: str, precision: str) -> LanguageModel:
+    given = settings(**SIZES, precision=precision)
+    return make_model(given, WORDS, hebbian=True, device=torch.device(where)).eval()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2)])
+def test_memories_are_those_of_the_cpu(precision: str, tolerance: float) -> None:
+    ids = corpus(tokens=8000).splits["valid"]
+    found = read_parts(model_on("cuda", precision), ids, BOTH)
+    expected = read_parts(model_on("cpu", "fp32"), ids, BOTH)
+    assert {each.device.type for each in found.values()} == {"cpu"}
+    for memory in BOTH.used:
+        memories = Memories((memory,))
+        assert_close(mixture(found, memories).mean(), mixture(expected, memories).mean(), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_sweep_of_memories_ends_in_what_it_chose(precision: str) -> None:
+    words = corpus(tokens=8000)
+    grids = Grids(sizes=(50, 200), neighbours=(16, 32), two_step_words=40)
+    found = memory_rows(model_on("cuda", precision), words, grids=grids, quiet=True)
+    alone, cached, _ = (row.scores["valid"].perplexity for row in found.rows)
+    assert cached == pytest.approx(found.sweep.points["cache"][0].perplexity, rel=1e-3)
+    assert cached <= 1.05 * alone
+    single = read_parts(model_on("cuda", precision), words.splits["test"], found.rows[-1].memories)
+    assert_close(mixture(single, found.rows[-1].memories), found.losses("test")[-1], rtol=1e-3, atol=1e-3)

@@ -1,24 +1,19 @@
 """Every option has the effect that it names."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.settings import as_options, from_values
-from hebbian_softmax.lab.language.learner import Learner, choose_precision, make_model
+from hebbian_softmax.lab.language.learner import Learner, choose_precision
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.settings import OPTIMIZERS, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
 from hebbian_softmax.lab.language.task import WordTask
 from tests.lab.language.model.networks import watch_lstm
-from tests.lab.language.toy import WORDS, corpus, device, settings
-
-
-def model(**changes: Any) -> Any:
-    return make_model(settings(**changes), WORDS, hebbian=True, device=device())
+from tests.lab.language.toy import WORDS, corpus, device, model, settings
 
 
 def test_the_rule_is_the_one_that_was_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""A step equals literal training, both heads of a comparison are treated alike, and a saved state is gone on with."""
+"""A step equals literal training, both heads are treated alike, a state is gone on with, an epoch shows all windows."""
 
 import copy
 import io
@@ -11,20 +11,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.language.learner import Learner, deterministic, make_model
+from hebbian_softmax.lab.language.learner import Learner, deterministic
 from hebbian_softmax.lab.language.model import MODELS
-from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, ModelName
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN
 from hebbian_softmax.lab.language.settings import OPTIMIZERS, SCHEDULES, Settings
-from hebbian_softmax.lab.language.task import WordsProgress, WordTask, learning_rate
+from hebbian_softmax.lab.language.task import Windows, WordsProgress, WordTask, learning_rate
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
-from tests.lab.language.toy import WORDS, corpus, device, settings, widen
+from tests.lab.language.toy import WORDS, corpus, device, model, settings, widen
 
 BOTH = {PLAIN: False, HEBBIAN: True}
+IDS = torch.arange(1000, dtype=torch.int32)
+SIZES = {"batch": 4, "length": 10, "seed": 3}
 
 
 def task(heads: dict[str, bool] = BOTH, steps: int = 10, words: Any = None, **changes: Any) -> WordTask:
-    given = settings(Settings, **changes)
-    return WordTask(words or corpus(), given, heads, steps=steps, device=device())
+    return WordTask(words or corpus(), settings(Settings, **changes), heads, steps=steps, device=device())
 
 
 def in_float64(task: WordTask) -> WordTask:
@@ -33,19 +34,15 @@ def in_float64(task: WordTask) -> WordTask:
     return task
 
 
-def weights(task: WordTask, name: ModelName) -> dict[str, torch.Tensor]:
-    return dict(task.learners[name].model.named_parameters())
-
-
 def assert_equal(task: WordTask, equal: bool) -> None:
-    pairs = zip(weights(task, PLAIN).values(), weights(task, HEBBIAN).values(), strict=True)
+    pairs = zip(*(learner.model.parameters() for learner in task.learners.values()), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs) == equal
 
 
 def test_plain_training_is_a_plain_loop() -> None:
     """The loop has only the network's features in common with the task; loss and optimizer are torch's own."""
     found = in_float64(task({ONLY: False}, optimizer="adam", clip=0.5, input_dropout=0.0, learning_rate=0.01))
-    literal = widen(make_model(found.settings, WORDS, hebbian=False, device=device()))
+    literal = widen(model(hebbian=False, input_dropout=0.0))
     optimizer = torch.optim.Adam(literal.parameters(), betas=(0.0, 0.999))
     for step in range(6):
         words = found.windows.at(step)
@@ -104,19 +101,10 @@ def test_one_pass_adam_is_adam() -> None:
 
 @pytest.mark.parametrize("hebbian", [True, False])
 def test_a_batch_in_parts_is_the_batch(hebbian: bool) -> None:
-    learners = [
-        Learner(settings(accumulate=parts, input_dropout=0.0), WORDS, hebbian=hebbian, device=device())
-        for parts in (1, 4)
-    ]
-    for learner in learners:
-        widen(learner.model)
-    windows = task().windows
-    for step in range(3):
-        losses = [learner.step(windows.at(step), 0.01, memorizing=True) for learner in learners]
-        torch.testing.assert_close(losses[0], losses[1])
-    whole, parts = (dict(learner.model.state_dict()) for learner in learners)
-    for name, value in whole.items():
-        torch.testing.assert_close(parts[name], value)
+    tasks = [in_float64(task({ONLY: hebbian}, accumulate=parts, input_dropout=0.0)) for parts in (1, 4)]
+    for _ in range(3):
+        torch.testing.assert_close(*(each.train_step() for each in tasks))
+    torch.testing.assert_close(*(dict(each.learners[ONLY].model.state_dict()) for each in tasks))
 
 
 def test_clipping_bounds_the_gradient() -> None:
@@ -125,9 +113,7 @@ def test_clipping_bounds_the_gradient() -> None:
     before = {name: value.clone() for name, value in learner.model.named_parameters()}
     learner.step(task().windows.at(0), 1.0, memorizing=True)
     moved = torch.stack([(value - before[name]).norm() for name, value in learner.model.named_parameters()]).norm()
-    torch.testing.assert_close(
-        moved, torch.tensor(1e-3, dtype=torch.float64), rtol=1e-2, atol=0
-    )  # torch adds 1e-6 to the norm
+    assert moved.item() == pytest.approx(1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 
 
 @pytest.mark.parametrize("name", ["one-pass-adam", "rmsprop"])
@@ -141,31 +127,28 @@ def test_continues_from_its_state(name: str) -> None:
     for _ in range(3):
         assert whole.train_step() == resumed.train_step()
     one, other = whole.evaluate(), resumed.evaluate()
-    one.pop("words_per_second")
-    other.pop("words_per_second")
-    assert one == other
+    assert one == {**other, "words_per_second": one["words_per_second"]}
     assert one["words"] == 6 * 20
 
 
-def test_a_checkpoint_of_other_words_is_refused() -> None:
-    state = task().state_dict()
-    with pytest.raises(LabError, match=r"of a model of other words .*zipf .*start a new run"):
-        task(words=corpus(tokens=900)).load_state_dict(state)
-
-
-def test_a_checkpoint_of_other_models_is_refused() -> None:
-    state = task().state_dict()
-    with pytest.raises(ValueError, match="it has the models"):
-        task({ONLY: True}).load_state_dict(state)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        task(hidden=9).load_state_dict(state)
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"words": corpus(tokens=900)}, LabError, r"of a model of other words .*zipf .*start a new run"),
+        ({"heads": {ONLY: True}}, ValueError, "it has the models"),
+        ({"hidden": 9}, RuntimeError, "size mismatch"),
+    ],
+)
+def test_a_checkpoint_of_other_words_or_models_is_refused(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        task(**changes).load_state_dict(task().state_dict())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 1000}, "too few for a batch of 1000"),
-        ({"sequence": 5000}, "too few for a batch of 4 sequences of 5000"),
         ({"accumulate": 3}, "give --batch a multiple of 3"),
         ({"optimizer": "one-pass-rmsprop", "momentum": 0.5}, "has no momentum"),
     ],
@@ -196,23 +179,18 @@ def test_a_device_too_small_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("schedule", "expected"),
+    ("schedule", "warmup", "expected"),
     [
-        ("constant", [1, 2, 2, 2, 2, 2]),
-        ("linear", [1, 2, 2, 1.5, 1, 0.5]),
-        ("cosine", [1, 2, *(1 + math.cos(math.pi * done / 4) for done in range(4))]),
+        ("constant", 2, [1, 2, 2, 2, 2, 2]),
+        ("linear", 2, [1, 2, 2, 1.5, 1, 0.5]),
+        ("cosine", 2, [1, 2, *(1 + math.cos(math.pi * done / 4) for done in range(4))]),
+        *((schedule, 10, [0.2, 0.4, 0.6, 0.8, 1.0]) for schedule in SCHEDULES),  # the run ends in its warm-up
+        *((schedule, 0, [2]) for schedule in SCHEDULES),
     ],
 )
-def test_warm_up_then_the_schedule(schedule: str, expected: list[float]) -> None:
-    rates = [learning_rate(step, peak=2.0, schedule=schedule, warmup=2, steps=6) for step in range(6)]
-    assert rates == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_run_that_ends_in_its_warm_up_only_rises(schedule: str) -> None:
-    rates = [learning_rate(step, peak=1.0, schedule=schedule, warmup=10, steps=5) for step in range(5)]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert learning_rate(0, peak=1.0, schedule=schedule, warmup=0, steps=1) == 1.0
+def test_warm_up_then_the_schedule(schedule: str, warmup: int, expected: list[float]) -> None:
+    options = {"peak": 2.0, "schedule": schedule, "warmup": warmup, "steps": len(expected)}
+    assert [learning_rate(step, **options) for step in range(len(expected))] == pytest.approx(expected)
 
 
 def test_progress_is_in_words_and_leaves_the_buckets_out() -> None:
@@ -246,3 +224,43 @@ def test_deterministic_is_for_the_run_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert not torch.are_deterministic_algorithms_enabled()
     with deterministic(False):
         assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_epoch_shows_neighbouring_windows_once_each() -> None:
+    windows = Windows(IDS, **SIZES)
+    seen = torch.cat([windows.at(step) for step in range(windows.epoch_steps)], dim=1)
+    assert seen.dtype == torch.int64
+    assert seen.shape == (11, 4 * windows.epoch_steps)
+    assert torch.equal(seen - seen[0], torch.arange(11).unsqueeze(1).expand_as(seen))  # consecutive words of the text
+    firsts = seen[0].sort().values
+    assert len(set(firsts.tolist())) == len(firsts) == 96  # of 99 windows, the last three do not fill a batch
+    assert len({int(first) % 10 for first in firsts}) == 1
+    assert seen.max() < 1000
+
+
+def test_epochs_differ_in_order_and_offset() -> None:
+    windows = Windows(IDS, **SIZES)
+    orders = [windows.starts(epoch) for epoch in range(8)]
+    assert len({int(order[0]) % 10 for order in orders}) > 2
+    assert not torch.equal(orders[0] // 10, orders[1] // 10)
+
+
+def test_a_step_follows_from_its_number_and_the_seed() -> None:
+    one, other = (Windows(IDS, **SIZES) for _ in range(2))
+    for step in (0, 1, 30, 5):  # forwards and backwards
+        one.at(step)
+    assert torch.equal(one.at(7), other.at(7))
+    assert not torch.equal(one.at(7), Windows(IDS, **{**SIZES, "seed": 4}).at(7))
+
+
+def test_ranks_share_the_batch_by_columns() -> None:
+    whole = Windows(IDS, **SIZES).at(5)
+    parts = [Windows(IDS, **SIZES, rank=rank, ranks=2).at(5) for rank in range(2)]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("length", [0, 9, 11, 49])
+def test_a_text_too_short_for_a_batch_is_one_clear_line(length: int) -> None:
+    with pytest.raises(LabError, match=rf"text X has {length} words, too few .* needs 50: give --batch"):
+        Windows(IDS[:length], **SIZES, name="text X")
+    assert Windows(IDS[:50], **SIZES).at(3).max() < 50

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.data.corpus import Corpus, write_corpus
+from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.zipf import zipf_corpus
@@ -43,6 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def device() -> torch.device:
     return torch.device("cpu")
+
+
+def model(hebbian: bool = True, **changes: Any) -> LanguageModel:
+    return make_model(settings(**changes), WORDS, hebbian=hebbian, device=device())
 
 
 def widen(model: LanguageModel) -> LanguageModel:

@@ -4,7 +4,6 @@ A text of n words has n - 1 predictions, because its first word is only read. `s
 `measure` gives its perplexity in all and by training frequency, and `measure_all` does so for all models of a run.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,8 @@ from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 CHUNK = 4096  # predictions that are made at a time
+Seen = Callable[[int], object] | None
+"""A function to call, while a text is read, with the number of predictions made so far."""
 
 
 @torch.no_grad()
@@ -40,65 +41,39 @@ def stream(
     parts of the text side by side; each begins without a state, so the words at its start are predicted a little
     worse. If the parts have unequal lengths, the last targets are -1 and must be ignored.
     """
-    lanes = _lanes(ids, streams)
+    length = -(-(len(ids) - 1) // streams)
+    # Each lane begins with the last word of the lane before it; the last lane is filled up with -1.
+    lanes = F.pad(ids, (0, streams * length + 1 - len(ids)), value=-1).unfold(0, length + 1, length)
     device = next(model.parameters()).device
-    time = max(1, chunk // len(lanes))
-    state = None
-    with _evaluating(model):
-        for first in range(0, lanes.shape[1] - 1, time):
+    time = max(1, chunk // streams)
+    state, was_training = None, model.training
+    model.eval()
+    try:
+        for first in range(0, length, time):
             words = lanes[:, first : first + time + 1].to(device).long().T
             inputs = words[:-1].clamp(min=0).contiguous()
             activations, state = model.features(inputs, state)
             yield activations, words[1:]
+    finally:
+        model.train(was_training)
 
 
 @torch.no_grad()
 def word_losses(
-    model: LanguageModel,
-    ids: Tensor,
-    *,
-    streams: int = 1,
-    chunk: int = CHUNK,
-    seen: Callable[[int], object] | None = None,
+    model: LanguageModel, ids: Tensor, *, streams: int = 1, chunk: int = CHUNK, seen: Seen = None
 ) -> Tensor:
-    """Return -log p of every word but the first, in the order of the text, as float32 on the CPU.
-
-    `seen` is called with the number of predictions made so far.
-    """
+    """Return -log p of every word but the first, in the order of the text, as float32 on the CPU."""
     found, done = [], 0
     weight = model.head.weight.to(model.precision)
     for activations, targets in stream(model, ids, streams=streams, chunk=chunk):
         log_prob, _ = linear_log_prob(
-            activations.flatten(0, 1),
-            weight,
-            targets.flatten(),
-            linear_bias=model.head.bias,
-            ignore_index=-1,
+            activations.flatten(0, 1), weight, targets.flatten(), linear_bias=model.head.bias, ignore_index=-1
         )
         found.append(-log_prob.view(targets.shape).float())  # left on the device, because reading it would wait
         done += targets.numel()
         if seen is not None:
             seen(min(done, len(ids) - 1))
     return torch.cat(found).T.reshape(-1)[: len(ids) - 1].cpu()
-
-
-def _lanes(ids: Tensor, streams: int) -> Tensor:
-    """Cut a text into (streams, length + 1).
-
-    Each lane begins with the last word of the lane before it; the last lane is filled up with -1.
-    """
-    length = -(-(len(ids) - 1) // streams)
-    return F.pad(ids, (0, streams * length + 1 - len(ids)), value=-1).unfold(0, length + 1, length)
-
-
-@contextlib.contextmanager
-def _evaluating(model: LanguageModel) -> Iterator[None]:
-    was = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was)
 
 
 @dataclass(frozen=True)
@@ -151,13 +126,7 @@ def text_of(corpus: Corpus, split: str) -> Tensor:
 
 
 def measure(
-    model: LanguageModel,
-    corpus: Corpus,
-    split: str,
-    *,
-    streams: int = 1,
-    first: int = 0,
-    seen: Callable[[int], object] | None = None,
+    model: LanguageModel, corpus: Corpus, split: str, *, streams: int = 1, first: int = 0, seen: Seen = None
 ) -> tuple[Score, dict[str, Any]]:
     """Return the score of a split, and the arrays to keep: the loss and the id of every word predicted.
 
@@ -205,10 +174,7 @@ def measure_all(
             scores[name][split] = found
             if current_ranks().first:
                 kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}
-                write_atomic(
-                    run.path / words_file(name, split),
-                    partial(np.savez_compressed, **kept),
-                )
+                write_atomic(run.path / words_file(name, split), partial(np.savez_compressed, **kept))
     return scores
 
 
@@ -220,26 +186,27 @@ def as_plain(scores: Scores) -> dict[str, Any]:
 def tabulate(scores: Scores, corpus: Corpus) -> list[Table]:
     """Return one table for each split, with one model or with two beside each other."""
     tables = []
+    names = ["perplexity" if name == ONLY else name.title for name in scores]
     for split in next(iter(scores.values())):
-        found = [of_model[split] for of_model in scores.values()]
-        rows: list[list[Cell]] = []
-        for bucket in (None, *BUCKETS):
-            words = found[0].words if bucket is None else found[0].bucket_words[bucket]
-            values = [each.perplexity if bucket is None else each.bucket_perplexity[bucket] for each in found]
-            if words:
-                rows.append(["all" if bucket is None else f"{bucket} times", words, *values, *_change(values)])
-        columns = [
-            "words seen in training",
-            "predictions",
-            *("perplexity" if name == ONLY else name.title for name in scores),
-        ]
-        columns += ["change"] if len(scores) == 2 else []
-        tables.append(Table(f"Perplexity on the {TEXTS[split]} text of {corpus.name}", columns, rows))
+        title = f"Perplexity on the {TEXTS[split]} text of {corpus.name}"
+        table = score_table(title, names, [of_model[split] for of_model in scores.values()])
+        if len(scores) == 2:
+            rows = [[*row, _change(row[2], row[3])] for row in table.rows]
+            table = Table(title, [*table.columns, "change"], rows)
+        tables.append(table)
     return tables
 
 
-def _change(values: Sequence[float | None]) -> list[Cell]:
-    if len(values) != 2:
-        return []
-    before, after = values
-    return [f"{100 * (after / before - 1):+.1f} %" if before and after else None]
+def score_table(title: str, names: Sequence[str], scores: Sequence[Score]) -> Table:
+    """Return a table of all words and of each bucket that has words, with a column for each score."""
+    rows: list[list[Cell]] = [["all", scores[0].words, *(each.perplexity for each in scores)]]
+    for bucket, words in scores[0].bucket_words.items():
+        if words:
+            rows.append([f"{bucket} times", words, *(each.bucket_perplexity[bucket] for each in scores)])
+    return Table(title, ["words seen in training", "predictions", *names], rows)
+
+
+def _change(before: Cell, after: Cell) -> str | None:
+    if isinstance(before, float) and isinstance(after, float):
+        return f"{100 * (after / before - 1):+.1f} %"
+    return None

@@ -28,14 +28,7 @@ WARM_UP = 3
 def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: torch.device) -> LanguageModel:
     """Return a new model. Equal seeds give equal first weights, whichever head it has."""
     torch.manual_seed(derive_seed(settings.seed, "weights"))
-    head = make_head(settings, vocabulary)
-    precision = choose_precision(settings.precision, device)
-    return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
-
-
-def make_head(settings: Settings, vocabulary: int) -> HebbianSoftmax:
-    """Return the output layer. A plain softmax is a head of the same class that is given nothing to remember."""
-    return HebbianSoftmax(
+    head = HebbianSoftmax(  # a plain softmax is a head of the same class that is given nothing to remember
         settings.sizes.embedding,
         vocabulary,
         gamma=settings.gamma,
@@ -46,6 +39,8 @@ def make_head(settings: Settings, vocabulary: int) -> HebbianSoftmax:
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
         center=settings.center,
     )
+    precision = choose_precision(settings.precision, device)
+    return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
@@ -119,7 +114,7 @@ class Learner:
         self.model = make_model(settings, vocabulary, hebbian=hebbian, device=device)
         self.optimizer = make_optimizer(settings, self.model, alone=self.ranks.count == 1)
         self.captured = CapturedSteps() if self._capturable(settings) else None
-        self._parallel: nn.Module = self.model
+        self._parallel: Any = self.model
         if self.ranks.count > 1:
             self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **_own_buffers())
 
@@ -145,7 +140,9 @@ class Learner:
         losses = []
         parts = words.chunk(self.accumulate, dim=1)
         for number, part in enumerate(parts, start=1):
-            with self._own_gradients() if number < len(parts) else contextlib.nullcontext():
+            # The processes exchange gradients once a step, with its last part.
+            later = number < len(parts) and isinstance(self._parallel, DistributedDataParallel)
+            with self._parallel.no_sync() if later else contextlib.nullcontext():
                 loss = self._parallel(part[:-1], part[1:])
                 (loss if len(parts) == 1 else loss / len(parts)).backward()
             losses.append(loss.detach())
@@ -164,12 +161,6 @@ class Learner:
             and not torch.are_deterministic_algorithms_enabled()  # a resumed run would begin with other kernels
             and isinstance(self.optimizer, OnePassAdam | OnePassRMSprop)  # their learning rate may be a tensor
         )
-
-    def _own_gradients(self) -> contextlib.AbstractContextManager[None]:
-        """Keep gradients from being exchanged: that happens once a step, with its last part."""
-        if isinstance(self._parallel, DistributedDataParallel):
-            return self._parallel.no_sync()  # type: ignore[no-any-return, unused-ignore]
-        return contextlib.nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -227,28 +218,22 @@ class CapturedSteps:
             self._words, self._rate = torch.empty_like(words), torch.empty((), device=words.device)
         self._words.copy_(words)
         self._rate.fill_(learning_rate)
+        side = _side_stream(words.device)
         if self._before < WARM_UP:
             self._before += 1
-            return self._first(take)
+            here = torch.cuda.current_stream(words.device)
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                loss = take(self._words, self._rate)
+            here.wait_stream(side)
+            return loss
         if self._graph is None:
-            self._graph = self._capture(take)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self._loss = take(self._words, self._rate)
+            self._graph = graph
         self._graph.replay()
         return self._loss.clone()
-
-    def _first(self, take: Take) -> Tensor:
-        here, side = torch.cuda.current_stream(self._words.device), _side_stream(self._words.device)
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            loss = take(self._words, self._rate)
-        here.wait_stream(side)
-        return loss
-
-    def _capture(self, take: Take) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        side = _side_stream(self._words.device)
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self._loss = take(self._words, self._rate)
-        return graph
 
 
 @cache

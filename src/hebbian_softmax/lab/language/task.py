@@ -7,7 +7,7 @@ with them.
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ class Windows:
         self.epoch_steps = windows // batch
         """The steps of an epoch."""
         self._windows, self._rank, self._ranks = windows, rank, ranks
-        self._resident = _fits(ids, self.device, resident_share)
+        self._resident = (
+            self.device.type != "cuda" or ids.nbytes <= resident_share * torch.cuda.mem_get_info(self.device)[0]
+        )
         self._ids = ids.to(self.device) if self._resident else ids
         self._steps = torch.arange(length + 1, device=self._ids.device).unsqueeze(1)
         self._epoch, self._starts = -1, torch.empty(0, dtype=torch.long)
@@ -99,13 +101,6 @@ class Windows:
         draws = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         offset = torch.randint(self.length, (), generator=draws)
         return offset + self.length * torch.randperm(self._windows, generator=draws)
-
-
-def _fits(ids: Tensor, device: torch.device, share: float) -> bool:
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return ids.numel() * ids.element_size() <= share * free
 
 
 def make_windows(
@@ -163,21 +158,14 @@ class WordTask:
         if self._timed is None:
             self._timed = time.monotonic(), self.step
         words = self.windows.at(self.step)
-        rate = learning_rate(
-            self.step,
-            peak=self.settings.sizes.learning_rate,
-            schedule=self.settings.schedule,
-            warmup=self.settings.warmup,
-            steps=self.steps,
-        )
-        seed = derive_seed(self.settings.seed, "dropout", self.step, self.ranks.rank)
-        losses = {}
+        given, losses = self.settings, {}
+        peak = given.sizes.learning_rate
+        rate = learning_rate(self.step, peak=peak, schedule=given.schedule, warmup=given.warmup, steps=self.steps)
+        seed = derive_seed(given.seed, "dropout", self.step, self.ranks.rank)
         for name, learner in self.learners.items():
             torch.manual_seed(seed)
             with enough_memory("a step", ADVICE):
-                losses[f"{name.log_prefix}loss"] = learner.step(
-                    words, rate, memorizing=self.step >= self.settings.start
-                )
+                losses[f"{name.log_prefix}loss"] = learner.step(words, rate, memorizing=self.step >= given.start)
         self.step += 1
         return losses
 
@@ -186,6 +174,7 @@ class WordTask:
 
         The loop has read the losses before, so the device has no work left that the speed would miss.
         """
+        given = self.settings
         metrics: dict[str, float] = {"words": self.step * self.step_words}
         if self._timed is not None:
             since, first = self._timed
@@ -193,11 +182,7 @@ class WordTask:
         for name, learner in self.learners.items():
             with enough_memory("an evaluation beside training", ADVICE):
                 score, _ = measure(
-                    learner.model,
-                    self.corpus,
-                    "valid",
-                    streams=self.settings.valid_streams,
-                    first=self.settings.valid_words,
+                    learner.model, self.corpus, "valid", streams=given.valid_streams, first=given.valid_words
                 )
             metrics |= score.as_metrics(f"{name.log_prefix}valid")
         self._timed = None
@@ -222,19 +207,8 @@ class WordsProgress(Progress):
 
     redraw_seconds = REDRAW_SECONDS
 
-    def __init__(
-        self,
-        label: str,
-        *,
-        step_words: int,
-        total: int,
-        start: int = 0,
-        quiet: bool = False,
-        stream: TextIO | None = None,
-    ) -> None:
-        super().__init__(
-            label, total=total * step_words, start=start * step_words, unit="words", quiet=quiet, stream=stream
-        )
+    def __init__(self, label: str, *, step_words: int, total: int, start: int = 0, **options: Any) -> None:
+        super().__init__(label, total=total * step_words, start=start * step_words, unit="words", **options)
         self.step_words = step_words
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:

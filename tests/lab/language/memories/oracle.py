@@ -8,20 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import MbPA
-from hebbian_softmax.lab.language.learner import make_model
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import Memories
 from hebbian_softmax.lab.language.model import LanguageModel
 from tests.closeness import FACTOR, ULPS
-from tests.lab.language.toy import WORDS, device, exactly, settings
+from tests.lab.language import toy
 from tests.memory.oracles import cache_log_prob, mbpa_log_prob
 
 
 def model(**changes: Any) -> LanguageModel:
     """Return a model whose activations and rows are far enough apart that memories make a difference."""
-    made = make_model(settings(**changes), WORDS, hebbian=True, device=device())
+    made = toy.model(**changes)
     with torch.no_grad():
         made.head.weight.mul_(3)
         made.projection.mul_(4)
@@ -77,7 +75,7 @@ def tolerance(model: LanguageModel, ids: Tensor, *several: Memories) -> float:
     """
     allowed = 0.0
     for memories in several:
-        rounded, exact = parts_of(model, ids, memories), parts_of(exactly(model), ids, memories)
+        rounded, exact = (parts_of(each, ids, memories) for each in (model, toy.exactly(model)))
         for name, values in exact.items():
             error = (rounded[name].double() - values).nan_to_num(0.0, 0.0, 0.0).abs().max()
             size = values.nan_to_num(0.0, 0.0, 0.0).abs().max()

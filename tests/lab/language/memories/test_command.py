@@ -17,6 +17,7 @@ from hebbian_softmax.lab.language.memories.memory import ALONE, Memories
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.trained import load_trained
 from tests.closeness import assert_as_close
+from tests.lab.base.test_progress import Terminal
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_of, tolerance
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
@@ -30,7 +31,6 @@ CACHE = CacheSettings(20, 0.4)
 BOTH = Memories((CACHE, MbpaSettings(20, 5, share=0.1)))
 SWEEP = "--quiet --sweep --sweep-thetas 0.3,1 --sweep-sizes 10,30 --sweep-cache-shares 0.1,0.2 --sweep-neighbours 4,20"
 SWEEP = f"{SWEEP} --sweep-rates 0.1,1 --sweep-l2 0.5 --sweep-mbpa-shares 0.05,0.1 --two-step-words 6".split()
-VALID = ["--split", "valid", "--json", "--quiet", "--words", "0:5"]
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,9 @@ def test_numbers_and_words_are_those_of_the_literal_loop(run: Run, capsys: pytes
     assert [row["name"] for row in rows] == ["alone", "+ cache", "+ cache + MbPA"]
     assert rows[2]["mbpa"] == {"size": 20, "neighbours": 5, "steps": 1, "rate": 0.3, "l2": 0.5, "share": 0.1}
     for split in ("valid", "test"):
-        ids = there.corpus.splits[split]
-        model = there.models[ONLY]
-        rounded, parts, allowed = (
-            parts_of(model, ids, BOTH),
-            parts_of(exactly(model), ids, BOTH),
-            tolerance(model, ids, BOTH),
-        )
+        ids, model = there.corpus.splits[split], there.models[ONLY]
+        rounded, parts = (parts_of(each, ids, BOTH) for each in (model, exactly(model)))
+        allowed = tolerance(model, ids, BOTH)
         literal = [losses_of(parts, each) for each in (ALONE, Memories((CACHE,)), BOTH)]
         with np.load(run.path / f"{split}-memory-words.npz") as words:
             assert words["ids"].tolist() == ids[1:].tolist()
@@ -92,7 +88,6 @@ def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
     assert "With memories: plain softmax, perplexity on the validation text of toy" in output
     assert "cache (θ, n, λ): 0.4, 20, 0.1; MbPA (K, steps, α, β, λ): 5, 1, 0.3, –, 0.1." in output
     result = run.result()
-    assert result is not None
     titles = [table["title"] for table in result["tables"]]
     assert len(titles) == len(set(titles)) == 4
     figures = [figure["file"] for figure in result["figures"]]
@@ -103,22 +98,35 @@ def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
     assert "missing" not in page
 
 
-@pytest.mark.parametrize("only_one", ["--cache", "--mbpa"])
-def test_one_memory_alone(only_one: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--cache-size", "20"] if only_one == "--cache" else ["--mbpa-size", "30", "--mbpa-neighbours", "5"]
-    assert call("evaluate", run.path, only_one, *options, *VALID) == 0
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ("--cache --cache-size 20", "cache"),
+        ("--mbpa --mbpa-size 30 --mbpa-neighbours 5", "MbPA"),
+        ("--sweep --cache --sweep-sizes 10,20", "cache"),
+    ],
+)
+def test_one_memory_alone_and_validation_alone(
+    options: str, title: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--split valid --json --quiet --words 0:5"
+    assert call("evaluate", run.path, *f"{options} {words}".split()) == 0
     rows = json.loads(capsys.readouterr().out)["memories"]["model"]
-    assert [row["name"] for row in rows] == ["alone", "+ cache" if only_one == "--cache" else "+ MbPA"]
-    assert list(rows[0]["scores"]) == ["valid"]
-    with np.load(run.path / "valid-memory-words.npz") as words:
-        assert set(words.files) == {"ids", "rows", "nll", "corpus", "model", only_one[2:]}
+    assert [(row["name"], list(row["scores"])) for row in rows] == [("alone", ["valid"]), (f"+ {title}", ["valid"])]
+    with np.load(run.path / "valid-memory-words.npz") as found:
+        assert set(found.files) == {"ids", "rows", "nll", "corpus", "model", title.lower()}
+    assert not (run.path / "test-memory-words.npz").exists()
 
 
-def test_an_unfinished_run_has_no_page_but_all_else(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_has_no_page_but_all_else(
+    run: Run, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run.path / "result.json").unlink()
     (run.path / "page.html").unlink()
+    monkeypatch.setattr("sys.stdout", terminal)
     assert call("evaluate", run.path, *SMALL) == 0
-    assert "Page" not in capsys.readouterr().out
+    assert "───" in terminal.getvalue()  # tables are drawn
+    assert "Page" not in terminal.getvalue()
     assert (run.path / "memory-view.png").exists()
     assert not (run.path / "result.json").exists()
 
@@ -150,15 +158,6 @@ def test_a_sweep_chooses_on_validation_and_keeps_its_grid(run: Run, capsys: pyte
     assert call("evaluate", run.path, *SWEEP, "--json") == 0
     assert json.loads(capsys.readouterr().out)["memories"] == report["memories"]
     assert (run.path / "memory-sweep.json").read_bytes() == before
-
-
-def test_a_sweep_of_the_cache_alone_and_of_validation_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--sweep", "--cache", "--sweep-sizes", "10,20", *VALID]
-    assert call("evaluate", run.path, *options) == 0
-    rows = json.loads(capsys.readouterr().out)["memories"]["model"]
-    assert [row["name"] for row in rows] == ["alone", "+ cache"]
-    assert list(rows[1]["scores"]) == ["valid"]
-    assert not (run.path / "test-memory-words.npz").exists()
 
 
 def test_the_words_that_are_asked_for(run: Run) -> None:
@@ -202,7 +201,6 @@ def test_bad_options_are_one_clear_line(
     options: str, message: str, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is read before the error."""
-
     read: list[Any] = []
     watch_lstm(monkeypatch, lambda *arguments: read.append(arguments))
     before = sorted(path.name for path in trained.path.iterdir())
@@ -216,12 +214,6 @@ def test_grids_are_looked_at_before_the_run(tmp_path: Path, capsys: pytest.Captu
     shares = ["--sweep-cache-shares", "0.9", "--sweep-mbpa-shares", "0.2"]
     assert call("evaluate", tmp_path / "nowhere", "--sweep", *shares) == 1
     assert "sum to 1.1" in error_of(capsys)
-
-
-def test_a_run_without_a_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    (run.path / "checkpoint.pt").unlink()
-    assert call("evaluate", run.path, "--cache") == 1
-    assert "is finished and has no weights" in error_of(capsys)
 
 
 def test_a_device_too_small_leaves_the_run_as_it_was(

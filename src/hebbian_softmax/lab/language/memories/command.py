@@ -1,16 +1,19 @@
 """`hebbian evaluate RUN`: the perplexity of trained models in one stream with carried state, alone or with memories."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import open_run, to_json
 from hebbian_softmax.lab.base.settings import choice, integer
+from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, text_of, words_file
 from hebbian_softmax.lab.language.memories import outcome
-from hebbian_softmax.lab.language.memories.memory import Memories
+from hebbian_softmax.lab.language.memories.memory import Memories, read_shown
 from hebbian_softmax.lab.language.memories.settings import (
     add_memory_options,
     check_options,
@@ -19,17 +22,21 @@ from hebbian_softmax.lab.language.memories.settings import (
     memories_of,
     workspace_of,
 )
-from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows, read_shown, score_rows
-from hebbian_softmax.lab.language.memories.view import check_stretch
-from hebbian_softmax.lab.language.names import TEXTS, ModelName
+from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows, score_rows
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import TEXTS
 from hebbian_softmax.lab.language.settings import FINAL
 from hebbian_softmax.lab.language.trained import Trained, load_trained
 from hebbian_softmax.lab.report.figures import require_extras
-from hebbian_softmax.lab.report.tables import as_text
+from hebbian_softmax.lab.report.tables import Table, for_stream
 
 FILE = "evaluation.json"
 GRID_FILE = "memory-sweep.json"
 FOLDER = "memories"  # in the run folder, for what a sweep has computed
+
+
+Found = tuple[dict[str, Any], list[Table], list[str]]
+"""What was measured, for JSON, as tables, and the lines to print below them."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,24 +49,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     command = commands.add_parser("evaluate", help=help, description=description, allow_abbrev=False)
     command.add_argument("run", metavar="RUN", type=Path, help="a run folder, finished or not")
-    command.add_argument(
-        "--split",
-        metavar="TEXT",
-        type=choice("valid", "test", "both"),
-        default="both",
-        help="valid, test or both (default)",
-    )
-    command.add_argument(
-        "--streams",
-        metavar="N",
-        type=integer(1),
-        default=1,
-        help="parts of the text that are read side by side: faster, and a little off at the start of each part "
-        "(default: 1, exact)",
-    )
-    command.add_argument(
-        "--device", metavar="TEXT", type=choice("auto", "cpu", "cuda"), default="auto", help="auto, cpu or cuda"
-    )
+    splits = choice("valid", "test", "both")
+    command.add_argument("--split", metavar="TEXT", type=splits, default="both", help="valid, test or both (default)")
+    help = "parts of the text that are read side by side: faster, and a little off at the start of each part "
+    help += "(default: 1, exact)"
+    command.add_argument("--streams", metavar="N", type=integer(1), default=1, help=help)
+    devices = choice("auto", "cpu", "cuda")
+    command.add_argument("--device", metavar="TEXT", type=devices, default="auto", help="auto, cpu or cuda")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.add_argument("--json", action="store_true", help="print the numbers as JSON")
     add_memory_options(command)
@@ -69,96 +65,75 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def evaluate(arguments: argparse.Namespace) -> int:
     """Measure the models of a run, write the results to its folder, and print them."""
     check_options(arguments)
-    with_memories = bool(memories_of(arguments).used) or arguments.sweep
-    if with_memories:
+    measure = measure_alone
+    if memories_of(arguments).used or arguments.sweep:
         grids_of(arguments)  # faulty grids are refused before anything is loaded
         require_extras()
+        measure = measure_memories
     run = open_run(arguments.run)
     splits = FINAL.get(arguments.split, (arguments.split,))
     with run.held():
         trained = load_trained(run, device=choose_device(arguments.device), quiet=arguments.quiet)
-        if with_memories:
-            return evaluate_memories(trained, arguments, splits)
-        scores = measure_all(
-            trained.models, trained.corpus, splits, run, streams=arguments.streams, quiet=arguments.quiet
-        )
-        found = {"step": trained.step, "streams": arguments.streams, "scores": as_plain(scores)}
-        write_atomic(run.path / FILE, (to_json(found, indent=2) + "\n").encode())
+        numbers, tables, lines = measure(trained, arguments, splits)
+        report = {"step": trained.step, "streams": arguments.streams, **numbers}
+        write_atomic(run.path / FILE, (to_json(report, indent=2) + "\n").encode())
     if arguments.json:
-        print(to_json({"run": str(run.path), **found}, indent=2))
+        print(to_json({"run": str(run.path), **report}, indent=2))
         return 0
-    for table in tabulate(scores, trained.corpus):
-        print(as_text(table), end="\n\n")
-    files = [words_file(name, split) for name in scores for split in splits]
-    print(f"After step {trained.step:,}. Losses of single words: {', '.join(str(run.path / file) for file in files)}")
+    for table in tables:
+        print(for_stream(table, sys.stdout), end="\n\n")
+    print("\n".join(lines))
     return 0
 
 
-def measure_with(
-    trained: Trained, memories: Memories, splits: Sequence[str], quiet: bool
-) -> dict[ModelName, MemoryRows]:
-    """Measure every model with the memories given, adding one after the other."""
-    rows = [Memories(memories.used[:count]) for count in range(len(memories.used) + 1)]
-    measured = {}
-    for name, model in trained.models.items():
-        parts = {}
-        for split in splits:
-            label = f"{name.title} with memories, {TEXTS[split]} text"
-            parts[split] = read_shown(model, text_of(trained.corpus, split), memories, label, quiet)
-        measured[name] = MemoryRows(score_rows(trained.corpus, rows, parts), parts)
-    return measured
+def measure_alone(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> Found:
+    """Measure the models without memories."""
+    run, options = trained.run, {"streams": arguments.streams, "quiet": arguments.quiet}
+    scores = measure_all(trained.models, trained.corpus, splits, run, **options)
+    files = [str(run.path / words_file(name, split)) for name in scores for split in splits]
+    line = f"After step {trained.step:,}. Losses of single words: {', '.join(files)}"
+    return {"scores": as_plain(scores)}, tabulate(scores, trained.corpus), [line]
 
 
-def sweep_all(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> dict[ModelName, MemoryRows]:
-    """Measure every model with memories whose settings are chosen for it."""
-    return {
-        name: memory_rows(
-            model,
-            trained.corpus,
-            grids=grids_of(arguments),
-            kinds=kinds_of(arguments),
-            splits=splits,
-            folder=trained.run.path / FOLDER,
-            prefix=name.file_prefix,
-            workspace=workspace_of(arguments),
-            label=name.title,
-            quiet=arguments.quiet,
-        )
-        for name, model in trained.models.items()
-    }
-
-
-def evaluate_memories(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> int:
-    """Measure the models with memories, write the results to the run folder and its page, and print them."""
+def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> Found:
+    """Measure the models with memories, and write words, pictures and grids to the run folder and its page."""
     run, corpus = trained.run, trained.corpus
     if arguments.words is not None:
-        check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
-    if arguments.sweep:
-        measured = sweep_all(trained, arguments, splits)
-    else:
-        measured = measure_with(trained, memories_of(arguments), splits, arguments.quiet)
+        outcome.check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
+    measured = {}
+    for name, model in trained.models.items():
+        options: dict[str, Any] = {"splits": splits, "label": name.title, "quiet": arguments.quiet}
+        if arguments.sweep:
+            options |= {"grids": grids_of(arguments), "kinds": kinds_of(arguments), "prefix": name.file_prefix}
+            options |= {"folder": run.path / FOLDER, "workspace": workspace_of(arguments)}
+            measured[name] = memory_rows(model, corpus, **options)
+        else:
+            measured[name] = given_rows(model, corpus, memories_of(arguments), **options)
     files, pictures = [], {}
     for name, found in measured.items():
         file, figure, image = outcome.keep_view(run, name, found, corpus, arguments.words)
         files += [*outcome.keep_words(run, name, found, corpus), file, figure.file]
         pictures[figure] = image
     if arguments.sweep:
-        grids = {name.key: found.sweep for name, found in measured.items()}
-        content = {"step": trained.step, "models": {key: each.as_plain() for key, each in grids.items() if each}}
+        grids = {name.key: found.sweep.as_plain() for name, found in measured.items() if found.sweep}
+        content = {"step": trained.step, "models": grids}
         write_atomic(run.path / GRID_FILE, (to_json(content, indent=2) + "\n").encode())
         files.append(GRID_FILE)
-    notes = outcome.sentences(measured)
-    report = {"step": trained.step, "streams": 1, "memories": outcome.as_json(measured), "notes": notes}
-    write_atomic(run.path / FILE, (to_json(report, indent=2) + "\n").encode())
-    tables = outcome.tabulate(measured, corpus)
-    on_page = outcome.show_on_page(run, tables, pictures)
-    if arguments.json:
-        print(to_json({"run": str(run.path), **report}, indent=2))
-        return 0
-    for table in tables:
-        print(as_text(table), end="\n\n")
-    print("\n".join(notes), end="\n\n")
-    print(f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}")
-    if on_page:
-        print(f"Page: {run.path / 'page.html'}")
-    return 0
+    notes, tables = outcome.sentences(measured), outcome.tabulate(measured, corpus)
+    lines = [*notes, "", f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}"]
+    if outcome.show_on_page(run, tables, pictures):
+        lines.append(f"Page: {run.path / 'page.html'}")
+    plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
+    return {"memories": plain, "notes": notes}, tables, lines
+
+
+def given_rows(
+    model: LanguageModel, corpus: Corpus, memories: Memories, *, splits: Sequence[str], label: str, quiet: bool
+) -> MemoryRows:
+    """Measure a model with the memories given, adding one after the other."""
+    rows = [Memories(memories.used[:count]) for count in range(len(memories.used) + 1)]
+    parts = {}
+    for split in splits:
+        title = f"{label} with memories, {TEXTS[split]} text"
+        parts[split] = read_shown(model, text_of(corpus, split), memories, title, quiet)
+    return MemoryRows(score_rows(corpus, rows, parts), parts)

@@ -10,6 +10,8 @@ and whichever number of steps is better there is chosen.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,7 +32,7 @@ from hebbian_softmax.lab.language.memories.memory import (
     layer_of,
     pieces,
     ranked_points,
-    read_parts,
+    read_shown,
     usable,
 )
 from hebbian_softmax.lab.language.model import LanguageModel
@@ -59,12 +61,8 @@ class MbpaGrid:
         ordered = sorted(set(self.rates))
         at = ordered.index(rate)
         near = ordered[max(0, at - 1) : at + 2]
-        return [
-            MbpaSettings(size, count, 2, each, l2, 0.0)
-            for count in self.counts(size)
-            for each in near
-            for l2 in self.l2
-        ]
+        every = product(self.counts(size), near, self.l2)
+        return [MbpaSettings(size, count, 2, each, l2, 0.0) for count, each, l2 in every]
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,9 @@ def sweep_two_steps(stage: Stage) -> TwoSteps | None:
         if needed > deadline - time.monotonic():
             notes.append(f"One step was chosen all the same: two on the whole texts would take {needed:,.0f} s more.")
         else:
-            log_prob = _read_whole(stage, twice)
+            label = f"{stage.label} with MbPA of two steps, validation text"
+            read = partial(read_shown, stage.model, stage.ids, Memories((twice,), stage.workspace), label, stage.quiet)
+            log_prob = stage.store.get("valid-two-steps", twice.as_plain(), read)["mbpa"]
             rival = ranked_points(stage.parts, {twice: log_prob}, stage.before, grids)[0]
             reached = f"{rival.perplexity:.4g}, one step {stage.best.perplexity:.4g}"
             notes.append(f"On the whole validation text two steps reach {reached}.")
@@ -224,15 +224,14 @@ def _read_stretches(
     found: dict[MbpaSettings, Tensor] = {}
     seconds: dict[MbpaSettings, float] = {}
     left_out = []
-    label, total = f"MbPA of two steps, {stage.label}", words * len(wanted)
-    with Progress(label, total=total, unit="words", quiet=stage.quiet) as progress:
+    with stage.progress(f"MbPA of two steps, {stage.label}", words * len(wanted)) as progress:
         for number, settings in enumerate(wanted):
 
             def read(settings: MbpaSettings = settings) -> dict[str, Tensor]:
                 nonlocal memory
                 if memory is None:
                     memory = around(stage.model, stage.ids, max(0, first - settings.size), last)
-                return read_stretch(stage.model, memory, words, settings, deadline, stage.workspace, progress)
+                return read_stretch(stage, memory, words, settings, deadline, progress)
 
             identity = {**settings.as_plain(), "first": first, "last": last}
             try:
@@ -242,17 +241,6 @@ def _read_stretches(
                 left_out.append(settings)
             progress.update(words * (number + 1))
     return found, seconds, left_out
-
-
-def _read_whole(stage: Stage, settings: MbpaSettings) -> Tensor:
-    """Return log p of the whole validation text."""
-
-    def read() -> dict[str, Tensor]:
-        label = f"{stage.label} with MbPA of two steps, validation text"
-        with Progress(label, total=len(stage.ids) - 1, unit="words", quiet=stage.quiet) as progress:
-            return read_parts(stage.model, stage.ids, Memories((settings,), stage.workspace), seen=progress.update)
-
-    return stage.store.get("valid-two-steps", settings.as_plain(), read)["mbpa"]
 
 
 def around(model: LanguageModel, ids: Tensor, low: int, high: int, piece: int | None = None) -> tuple[Tensor, Tensor]:
@@ -268,27 +256,23 @@ def around(model: LanguageModel, ids: Tensor, low: int, high: int, piece: int | 
 
 @torch.no_grad()
 def read_stretch(
-    model: LanguageModel,
+    stage: Stage,
     memory: tuple[Tensor, Tensor],
     words: int,
     settings: MbpaSettings,
     deadline: float,
-    workspace: int | None,
     progress: Progress,
 ) -> dict[str, Tensor]:
     """Return log p of the last `words` of `memory`, after storing those before them, and the seconds spent."""
-    h, targets = memory
-    mbpa = settings.make()
-    weight, bias = layer_of(model)
-    found = []
-    began = time.monotonic()
+    (h, targets), found, began = memory, [], time.monotonic()
+    mbpa, layer = settings.make(), layer_of(stage.model)
     with usable():
         mbpa.observe(h[:-words], targets[:-words])
         for low in range(len(targets) - words, len(targets), AT_ONCE):
             if time.monotonic() > deadline:
                 raise OutOfTimeError
             part = slice(low, min(low + AT_ONCE, len(targets)))
-            adapted = mbpa.sequence_log_prob(h[part], targets[part], weight, bias, workspace=workspace)
+            adapted = mbpa.sequence_log_prob(h[part], targets[part], *layer, workspace=stage.workspace)
             found.append(adapted.cpu())
             progress.update(progress.done + len(found[-1]))
     spent = torch.tensor(time.monotonic() - began, dtype=torch.float64)

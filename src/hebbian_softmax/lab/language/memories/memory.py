@@ -6,6 +6,7 @@ output layer sees, without normalising them, so their parameters refer to inner 
 """
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
 from hebbian_softmax.lab.base.errors import LabError, enough_memory, reason
-from hebbian_softmax.lab.language.evaluation import perplexity, stream
+from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.language.evaluation import Seen, perplexity, stream
 from hebbian_softmax.lab.language.memories.store import Store
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.memory import mix
@@ -183,14 +185,9 @@ def layer_of(model: LanguageModel) -> Layer:
 
 @torch.no_grad()
 def read_parts(
-    model: LanguageModel,
-    ids: Tensor,
-    memories: Memories,
-    *,
-    seen: Callable[[int], object] | None = None,
-    piece: int | None = None,
+    model: LanguageModel, ids: Tensor, memories: Memories, *, seen: Seen = None, piece: int | None = None
 ) -> dict[str, Tensor]:
-    """Read a text once, with the model and all memories. `seen` is called with the number of predictions so far."""
+    """Read a text once, with the model and all memories."""
     weight, bias = layer_of(model)
     readers = {each.key: each.reader((weight, bias), memories.workspace) for each in memories.used}
     found: dict[str, list[Tensor]] = {"model": [], **{key: [] for key in readers}}
@@ -204,6 +201,12 @@ def read_parts(
             if seen is not None:
                 seen(done)
         return {name: torch.cat(parts).cpu() for name, parts in found.items()}
+
+
+def read_shown(model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
+    """Call `read_parts` and show its progress."""
+    with Progress(label, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
+        return read_parts(model, ids, memories, seen=progress.update)
 
 
 def mixture(parts: Parts, memories: Memories) -> Tensor:
@@ -270,22 +273,28 @@ class Refinement:
         return {"points": [point.as_plain() for point in self.points]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stage:
-    """A sweep when all candidates of one kind have read the validation text."""
+    """A sweep over the validation text `ids`, which chooses the settings of one kind of memory after the other."""
 
     model: LanguageModel
     ids: Tensor
     grids: Any
-    parts: Parts
-    """Log-probabilities of the model and of the memories before."""
-    candidates: Mapping[Any, Tensor]
-    """Log-probabilities of the candidates."""
-    best: Point
-    before: Memories
     later: int
-    """How many words will be measured later with what is chosen."""
+    """How many words will be measured later with what is chosen: slow settings are chosen only if there is time."""
     store: Store
     workspace: int | None
     label: str
     quiet: bool
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """Log-probabilities of the model and of the memories before."""
+    before: Memories = ALONE
+    """The memories of the kinds that were chosen before."""
+    candidates: Mapping[Any, Tensor] = field(default_factory=dict)
+    """Log-probabilities of all candidates of the kind, once they have read the text."""
+    best: Point = Point(math.inf, ALONE)
+    """The best candidate with its best shares."""
+
+    def progress(self, label: str, words: int) -> Progress:
+        """Show how many of so many words have been read."""
+        return Progress(label, total=words, unit="words", quiet=self.quiet)

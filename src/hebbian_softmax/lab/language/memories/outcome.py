@@ -1,20 +1,30 @@
-"""The results of memories for the models of a run: tables, sentences, files, and their place on the run's page."""
+"""The results of memories for the models of a run: tables, sentences, files, and their place on the run's page.
 
+A picture shows which part of the probability of some words came from the model and from each memory.
+"""
+
+import io
+import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run, to_json
-from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import text_of
-from hebbian_softmax.lab.language.memories.memory import Memories
+from hebbian_softmax.lab.language.evaluation import score_table, text_of
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows
-from hebbian_softmax.lab.language.memories.view import as_plain, choose_stretch, draw, view
 from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
+from hebbian_softmax.lab.report.figures import STYLES, require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -22,6 +32,10 @@ from hebbian_softmax.lab.report.tables import Cell, Table
 TITLE = "With memories: "  # the beginning of the titles of all tables here
 BEST = 5  # points of each grid that are shown
 GRID = (*(f"{kind.symbols} of {kind.named}" for kind in KINDS), "perplexity")
+LENGTH = 60  # words that are shown if none are named
+MOST = 240  # words that a picture can hold
+COLUMN = 20  # words below each other
+HATCHES = ("", "///", "...")  # repeat what the colours say
 Measured = Mapping[ModelName, MemoryRows]
 
 
@@ -61,7 +75,7 @@ def keep_view(
     stretch = choose_stretch(parts, memories) if wanted is None else wanted
     words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
     file = f"{model.file_prefix}memory-view.json"
-    content = {"split": split, "first": stretch[0], "last": stretch[1], "words": as_plain(words)}
+    content = {"split": split, "first": stretch[0], "last": stretch[1], "words": [each.as_plain() for each in words]}
     write_atomic(run.path / file, (to_json(content, indent=2) + "\n").encode())
     caption = (
         f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
@@ -80,21 +94,14 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
     for name, found in measured.items():
         of = "" if name == ONLY else f"{name.title}, "
         for split in found.parts:
-            scores = [row.scores[split] for row in found.rows]
-            rows: list[list[Cell]] = [["all", scores[0].words, *(each.perplexity for each in scores)]]
-            rows += [
-                [f"{bucket} times", words, *(each.bucket_perplexity[bucket] for each in scores)]
-                for bucket in BUCKETS
-                if (words := scores[0].bucket_words[bucket])
-            ]
-            columns = ["words seen in training", "predictions", *(row.memories.name for row in found.rows)]
+            names, scores = [row.memories.name for row in found.rows], [row.scores[split] for row in found.rows]
             title = f"{TITLE}{of}perplexity on the {TEXTS[split]} text of {corpus.name}"
-            tables.append(Table(title, columns, rows))
+            tables.append(score_table(title, names, scores))
         if found.sweep is not None:
             grids = {kind.grid_title: found.sweep.points.get(kind.key, ()) for kind in KINDS}
             grids |= {refined.title: refined.points for refined in found.sweep.refined.values()}
             for what, points in grids.items():
-                rows = [[*describe(point.memories), point.perplexity] for point in points[:BEST]]
+                rows: list[list[Cell]] = [[*describe(each.memories), each.perplexity] for each in points[:BEST]]
                 if rows:
                     tables.append(Table(f"{TITLE}{of}{what} the validation text", GRID, rows))
     return tables
@@ -144,6 +151,102 @@ def show_on_page(run: Run, tables: Sequence[Table], pictures: Mapping[Figure, by
     return refresh_page(run)
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
-    """Return the rows for JSON, by model."""
-    return {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
+@dataclass(frozen=True)
+class Word:
+    """A word and its probability."""
+
+    position: int
+    """The number of the prediction in the text."""
+    word: str
+    alone: float
+    """The model's probability without memories."""
+    parts: Mapping[str, float]
+    """What the `model`, and each memory under its key, give to the mixture: share times probability."""
+
+    @property
+    def mixture(self) -> float:
+        """The probability with memories."""
+        return sum(self.parts.values())
+
+    def as_plain(self) -> dict[str, object]:
+        """Return the word for JSON."""
+        plain = {"position": self.position, "word": self.word, "alone": self.alone}
+        return {**plain, **self.parts, "mixture": self.mixture}
+
+
+def choose_stretch(parts: Parts, memories: Memories, length: int = LENGTH) -> tuple[int, int]:
+    """Return the stretch of text whose log-probability the first memory raised most."""
+    gain = mixture(parts, ALONE) - mixture(parts, Memories(memories.used[:1]))
+    length = min(length, len(gain))
+    total = torch.cat([gain.new_zeros(1), gain.cumsum(0)])
+    first = int((total[length:] - total[:-length]).argmax())
+    return first, first + length
+
+
+def check_stretch(stretch: tuple[int, int], words: int) -> None:
+    """Refuse a stretch that is not inside a text of `words` predictions, or is too long to show."""
+    first, last = stretch
+    if not 0 <= first < last <= words:
+        raise LabError(f"--words {first}:{last} is not inside the text: it has {words:,} predictions, counted from 0")
+    if last - first > MOST:
+        raise LabError(f"--words {first}:{last} are {last - first:,} words: a picture holds at most {MOST}")
+
+
+def view(
+    parts: Parts, memories: Memories, targets: Tensor, vocabulary: Sequence[str], stretch: tuple[int, int]
+) -> list[Word]:
+    """Return the words of a stretch. While a memory is empty, its share is the model's."""
+    check_stretch(stretch, len(targets))
+    first, last = stretch
+    alone = parts["model"][first:last].double().exp()
+    left, given = torch.ones_like(alone), {kind.key: torch.zeros_like(alone) for kind in KINDS}
+    for memory in memories.used:
+        probability = parts[memory.key][first:last].double().exp()
+        present = ~probability.isnan()
+        left = left - memory.share * present
+        given[memory.key] = torch.where(present, memory.share * probability, 0.0)
+    columns = {name: values.tolist() for name, values in {"model": left * alone, **given}.items()}
+    return [
+        Word(first + at, vocabulary[index], p, {name: values[at] for name, values in columns.items()})
+        for at, (index, p) in enumerate(zip(targets[first:last].tolist(), alone.tolist(), strict=True))
+    ]
+
+
+def draw(words: Sequence[Word], memories: Memories) -> bytes:
+    """Draw a bar for each word, divided by which part of its probability came from the model and from each memory.
+
+    Beside the bar is the probability without and with memories.
+    """
+    require_extras()
+    from matplotlib.figure import Figure
+
+    names = {"model": "model", **{each.key: each.title for each in memories.used}}
+    columns = math.ceil(len(words) / COLUMN)
+    across = min(columns, 3)
+    down = math.ceil(columns / across)
+    figure = Figure(figsize=(1 + 4.2 * across, 0.8 + 5.0 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    for number, axes in enumerate(grid):
+        shown = words[number * COLUMN : (number + 1) * COLUMN]
+        axes.set_axis_off()
+        axes.set_xlim(-0.75, 1.55)
+        axes.set_ylim(COLUMN - 0.4, -0.6)
+        start = [0.0] * len(shown)
+        for (name, label), (colour, _, _), hatch in zip(names.items(), cycle(STYLES), cycle(HATCHES), strict=False):
+            part = [word.parts[name] / word.mixture if word.mixture else 0.0 for word in shown]
+            axes.barh(
+                range(len(shown)), part, left=start, height=0.7, color=colour, hatch=hatch, edgecolor="white",
+                label=label,
+            )  # fmt: skip
+            start = [before + more for before, more in zip(start, part, strict=True)]
+        for row, word in enumerate(shown):
+            text = {"va": "center", "fontsize": 9, "parse_math": False}
+            axes.text(-0.03, row, word.word[:18], ha="right", **text)
+            axes.text(1.03, row, f"{word.alone:.2g} → {word.mixture:.2g}", ha="left", **text)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=10)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
+        figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

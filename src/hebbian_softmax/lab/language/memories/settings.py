@@ -67,24 +67,14 @@ def add_memory_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("memories (docs/memory.md)")
     for kind in KINDS:
         group.add_argument(f"--{kind.key}", action="store_true", help=f"measure with {kind.named}, too")
-    group.add_argument(
-        "--sweep",
-        action="store_true",
-        help="choose the settings of all memories, or of those up to the last one named by "
-        f"{' or '.join(f'--{kind.key}' for kind in KINDS)}, on the validation text, then measure the test text once",
-    )
-    group.add_argument(
-        "--words",
-        metavar="FIRST:LAST",
-        type=stretch,
-        help="the predictions to show word by word, counted from 0 (default: the 60 where the memory helped most)",
-    )
-    group.add_argument(
-        "--workspace",
-        metavar="MIB",
-        type=integer(1, 2**20),
-        help="MiB that each memory may work in (default: as in docs/memory.md)",
-    )
+    flags = " or ".join(f"--{kind.key}" for kind in KINDS)
+    help = f"choose the settings of all memories, or of those up to the last one named by {flags}, "
+    help += "on the validation text, then measure the test text once"
+    group.add_argument("--sweep", action="store_true", help=help)
+    help = "the predictions to show word by word, counted from 0 (default: the 60 where the memory helped most)"
+    group.add_argument("--words", metavar="FIRST:LAST", type=stretch, help=help)
+    help = "MiB that each memory may work in (default: as in docs/memory.md)"
+    group.add_argument("--workspace", metavar="MIB", type=integer(1, 2**20), help=help)
     for kind in KINDS:
         add_options(command.add_argument_group(f"with --{kind.key}: {kind.summary}"), kind, kind_option(kind))
     title = "with --sweep: the grids that settings are chosen from, on the validation text; values with commas"

@@ -7,6 +7,7 @@ A kind may then refine the choice by settings that one pass cannot read, such as
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
-from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import Score, score, text_of
 from hebbian_softmax.lab.language.memories.memory import (
@@ -28,7 +28,7 @@ from hebbian_softmax.lab.language.memories.memory import (
     mixture,
     pieces,
     ranked_points,
-    read_parts,
+    read_shown,
     usable,
 )
 from hebbian_softmax.lab.language.memories.settings import KINDS, Grids, at_edges
@@ -122,113 +122,74 @@ def memory_rows(
     store = Store(folder, prefix, f"{digest(model)} {corpus.fingerprint}" if folder else "")
     texts = {split: text_of(corpus, split) for split in dict.fromkeys(("valid", *splits))}
     later = sum(len(texts[split]) - 1 for split in splits if split != "valid")
-    found, valid = _sweep(model, texts["valid"], grids, kinds, later, store, workspace, label, quiet)
+    stage = Stage(model, texts["valid"], grids, later, store, workspace, label, quiet)
+    found = _sweep(stage, kinds)
     chosen = replace(found.chosen.memories, workspace=workspace)
     before = [replace(found.points[kind.key][0].memories, workspace=workspace) for kind in kinds[:-1]]
     parts = {}
+    used = {kind.key: chosen.of(kind) for kind in KINDS}
+    identity = {key: None if each is None else each.identity() for key, each in used.items()}
     for split in splits:
         if split == "valid":
-            parts[split] = valid
+            parts[split] = stage.parts
             continue
-        used = {kind.key: chosen.of(kind) for kind in KINDS}
-        identity = {key: None if each is None else each.identity() for key, each in used.items()}
-
-        def read(split: str = split) -> dict[str, Tensor]:
-            return read_shown(model, texts[split], chosen, f"{label} with memories, {TEXTS[split]} text", quiet)
-
+        title = f"{label} with memories, {TEXTS[split]} text"
+        read = partial(read_shown, model, texts[split], chosen, title, quiet)
         parts[split] = store.get(f"{split}-parts", {"split": split, **identity}, read)
     return MemoryRows(score_rows(corpus, [ALONE, *before, chosen], parts), parts, found)
 
 
-def _sweep(
-    model: LanguageModel,
-    ids: Tensor,
-    grids: Grids,
-    kinds: Sequence[type[Memory]],
-    later: int,
-    store: Store,
-    workspace: int | None,
-    label: str,
-    quiet: bool,
-) -> tuple[Sweep, dict[str, Tensor]]:
-    """Choose on the validation text `ids`; return also its words' log-probabilities under what was chosen.
-
-    `later` is how many words will be measured later: slow settings are chosen only if there is time for them.
-    """
-    parts: dict[str, Tensor] = {}
+def _sweep(stage: Stage, kinds: Sequence[type[Memory]]) -> Sweep:
+    """Choose settings of each kind, and put the words' log-probabilities under what was chosen into `stage.parts`."""
     points: dict[str, list[Point]] = {}
     refined: dict[str, Refinement] = {}
     notes: list[str] = []
-    before, norm = ALONE, 0.0
+    norm = 0.0
     for kind in kinds:
-
-        def read(kind: type[Memory] = kind, before: Memories = before) -> dict[str, Tensor]:
-            with Progress(f"{kind.title} grid of {label}", total=len(ids) - 1, unit="words", quiet=quiet) as progress:
-                return read_grid(model, ids, kind, grids, before, workspace, progress)
-
-        kept = store.get(f"valid-{kind.key}-grid", kind.grid_identity(grids, before), read)
-        if not before.used:
-            parts["model"], norm = kept["model"], float(kept["squared_norm"])
+        identity = kind.grid_identity(stage.grids, stage.before)
+        kept = stage.store.get(f"valid-{kind.key}-grid", identity, partial(read_grid, stage, kind))
+        if not stage.before.used:
+            stage.parts["model"], norm = kept["model"], float(kept["squared_norm"])
         log_probs = kept[kind.key].flatten(0, -2)
-        candidates = dict(zip(kind.candidates(grids, before), log_probs, strict=True))
-        points[kind.key] = ranked_points(parts, candidates, before, grids)
-        chosen = points[kind.key][0]
-        stage = Stage(model, ids, grids, parts, candidates, chosen, before, later, store, workspace, label, quiet)
-        best = chosen.memories.used[-1].with_share(0.0)
-        log_prob = candidates[best]
+        stage.candidates = dict(zip(kind.candidates(stage.grids, stage.before), log_probs, strict=True))
+        points[kind.key] = ranked_points(stage.parts, stage.candidates, stage.before, stage.grids)
+        chosen = stage.best = points[kind.key][0]
+        log_prob = stage.candidates[chosen.memories.used[-1].with_share(0.0)]
         if (found := kind.refine(stage)) is not None:
             refined[kind.key] = found
             notes += found.notes
             if found.chosen is not None and found.log_prob is not None:
                 chosen, log_prob = found.chosen, found.log_prob
-        parts[kind.key] = log_prob
-        before = chosen.memories
-    return Sweep(points, refined, chosen, norm, [*notes, *at_edges(chosen, grids)]), parts
+        stage.parts[kind.key], stage.before = log_prob, chosen.memories
+    return Sweep(points, refined, chosen, norm, [*notes, *at_edges(chosen, stage.grids)])
 
 
 @torch.no_grad()
-def read_grid(
-    model: LanguageModel,
-    ids: Tensor,
-    kind: type[Memory],
-    grids: Grids,
-    before: Memories,
-    workspace: int | None,
-    progress: Progress,
-) -> dict[str, Tensor]:
-    """Read a text with all candidates of a kind: log p (..., T) under its key.
+def read_grid(stage: Stage, kind: type[Memory]) -> dict[str, Tensor]:
+    """Read the validation text with all candidates of a kind: log p (..., T) under its key.
 
     The pass of the first kind also gives log p of the `model` (T,), and the mean of ‖h‖².
     """
-    layer = layer_of(model)
-    read = kind.grid_reader(grids, before, layer, workspace)
+    layer, first = layer_of(stage.model), not stage.before.used
+    read = kind.grid_reader(stage.grids, stage.before, layer, stage.workspace)
     base, every, norms = [], [], []
-    with usable():
-        for h, targets in pieces(model, ids):
-            if not before.used:
+    with usable(), stage.progress(f"{kind.title} grid of {stage.label}", len(stage.ids) - 1) as progress:
+        for h, targets in pieces(stage.model, stage.ids):
+            if first:
                 base.append(linear_log_prob(h, layer[0], targets, linear_bias=layer[1])[0].cpu())
                 norms.append(h.float().square().sum(1).cpu())
             every.append(read(h, targets).cpu())
             progress.update(progress.done + len(targets))
         found = {kind.key: torch.cat(every, -1)}
-        if not before.used:
+        if first:
             found |= {"model": torch.cat(base), "squared_norm": torch.cat(norms).double().mean()}
         return found
 
 
-def read_shown(model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
-    """Call `read_parts` and show its progress."""
-    with Progress(label, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
-        return read_parts(model, ids, memories, seen=progress.update)
-
-
 def score_rows(corpus: Corpus, rows: Sequence[Memories], parts: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
     """Return the perplexities of each mixture on each split, in all and by frequency."""
-
-    def scores(memories: Memories) -> dict[str, Score]:
-        return {
-            split: score(mixture(of_split, memories), text_of(corpus, split)[1:], corpus.counts)
-            for split, of_split in parts.items()
-        }
-
-    return [Row(memories, scores(memories)) for memories in rows]
+    targets = {split: text_of(corpus, split)[1:] for split in parts}
+    return [
+        Row(each, {name: score(mixture(part, each), targets[name], corpus.counts) for name, part in parts.items()})
+        for each in rows
+    ]

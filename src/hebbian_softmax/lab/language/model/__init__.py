@@ -8,6 +8,4 @@ from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
 __all__ = ["LAYER_NORMS", "MODELS", "LanguageModel", "NetworkOptions"]
 
-MODELS: dict[str, type[LanguageModel]] = {
-    "lstm": WordLSTM,
-}
+MODELS: dict[str, type[LanguageModel]] = {"lstm": WordLSTM}
