@@ -70,6 +70,6 @@ def test_validation_while_training_is_in_streams_of_the_first_words(monkeypatch:
 def test_settings_survive_their_files_and_the_command_line(verb: str, name: str) -> None:
     kind = settings_type(verb, name)
     assert issubclass(kind, TrainSettings) == (verb == "train")
-    made = kind(rule_scale="0.5", learning_rate=0.125, max_seconds=7.5)
+    made = kind(tied=False, rule_scale="0.5", learning_rate=0.125, max_seconds=7.5)
     assert from_values(kind, dataclasses.asdict(made)) == made
-    assert as_options(made) == ["--rule-scale", "0.5", "--learning-rate", "0.125", "--max-seconds", "7.5"]
+    assert as_options(made) == ["--no-tied", "--rule-scale", "0.5", "--learning-rate", "0.125", "--max-seconds", "7.5"]
