@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
+import torch
 
 # The interpreter converts arrays in ways that numpy warns about.
 quiet = [
@@ -35,6 +36,9 @@ def reason_against_it() -> str | None:
 
 
 interpreted = pytest.mark.skipif(reason_against_it() is not None, reason=str(reason_against_it()))
+interpreted_or_on_gpu = pytest.mark.skipif(
+    reason_against_it() is not None and not torch.cuda.is_available(), reason=str(reason_against_it())
+)
 
 
 def compile_apart(program: str, cache: Path) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 from hebbian_softmax.loss.function import Settings, prepare
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_exact
-from tests.interpreter import compile_apart
+from tests.interpreter import compile_apart, interpreted_or_on_gpu
 
 pytest.importorskip("triton", reason="kernels need Triton")
 ends = pytest.importorskip("hebbian_softmax.loss.gpu.ends")
+pytestmark = interpreted_or_on_gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V, IGNORED = 50, -100
 

@@ -18,10 +18,11 @@ from hebbian_softmax._triton import is_hopper
 from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.gpu.schedule import Schedule
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
-from tests.interpreter import recorded_launches
+from tests.interpreter import interpreted_or_on_gpu, recorded_launches
 
 pytest.importorskip("triton", reason="the engine needs Triton")
 engine = pytest.importorskip("hebbian_softmax.loss.gpu.engine")
+pytestmark = interpreted_or_on_gpu
 
 CUDA = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)

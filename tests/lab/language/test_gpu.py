@@ -21,7 +21,7 @@ from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.names import ONLY
 from hebbian_softmax.lab.language.task import WordTask, make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
-from tests.waiting import no_waiting
+from tests.on_gpu import no_waiting
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
