@@ -20,8 +20,17 @@ two_or_three = pytest.mark.parametrize("world_size", [2, 3])
 clearing = pytest.mark.parametrize("set_to_none", [True, False])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("scale", "center"), [(1.0, False), (0.5, True), ("match", False), ("match", True)])
+@pytest.mark.parametrize(
+    ("scale", "center", "optimizer"),
+    [
+        (1.0, False, "sgd"),
+        (0.5, True, "adam"),
+        ("match", True, "sgd"),
+        ("match", True, "adam"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1.0, False, "adam"), (0.5, True, "sgd")]),
+        *(pytest.param("match", False, optimizer, marks=pytest.mark.slow) for optimizer in ("sgd", "adam")),
+    ],
+)
 @every_way
 @two_or_three
 def test_equals_one_process(
