@@ -24,11 +24,14 @@ from torch import Tensor
 
 FACTOR = 8.0
 """Multiple of the trusted computation's own error that is allowed: sums in another order have similar errors."""
-ULPS = 16.0
-"""Units in the last place of the largest value that are always allowed."""
+ULPS, HALF_ULPS = 16.0, 2.0
+"""Units in the last place of the largest value that are always allowed; in half precision, where a unit is nearly one
+per cent, fewer of them."""
 
 
-def assert_as_close(found: Tensor, expected: Tensor, exact: Tensor, name: str = "", *, ulps: float = ULPS) -> None:
+def assert_as_close(
+    found: Tensor, expected: Tensor, exact: Tensor, name: str = "", *, ulps: float | None = None
+) -> None:
     """Check that ``found`` is as close to ``exact`` (float64) as ``expected``, which has the dtype of ``found``."""
     assert found.shape == expected.shape == exact.shape, f"{name}: {found.shape}, {expected.shape}, {exact.shape}"
     assert found.dtype == expected.dtype, f"{name} has dtype {found.dtype}, not {expected.dtype}"
@@ -36,11 +39,15 @@ def assert_as_close(found: Tensor, expected: Tensor, exact: Tensor, name: str = 
         assert torch.equal(found.cpu(), expected.cpu()), f"{name} is {found.tolist()}, not {expected.tolist()}"
         return
     error = float(_distance(expected, exact, name).max()) if exact.numel() else 0.0
-    _check(found, exact, FACTOR * error + ulps * _ulp(exact, found.dtype), name)
+    _check(found, exact, FACTOR * error + _units(ulps, found.dtype) * _ulp(exact, found.dtype), name)
 
 
 def assert_states_as_close(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], exact: Mapping[str, Tensor], *, ulps: float = ULPS
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    exact: Mapping[str, Tensor],
+    *,
+    ulps: float | None = None,
 ) -> None:
     """Apply :func:`assert_as_close` to every tensor of three state dicts."""
     assert found.keys() == expected.keys() == exact.keys()
@@ -49,7 +56,7 @@ def assert_states_as_close(
 
 
 def assert_exact(
-    found: Tensor, exact: Tensor, name: str = "", *, ulps: float = ULPS, scale: float | None = None
+    found: Tensor, exact: Tensor, name: str = "", *, ulps: float | None = None, scale: float | None = None
 ) -> None:
     """Check that ``found`` is ``exact`` up to ``ulps`` units in the last place of the largest value.
 
@@ -59,7 +66,8 @@ def assert_exact(
     if not found.dtype.is_floating_point:
         assert torch.equal(found.cpu(), exact.cpu()), f"{name} is {found.tolist()}, not {exact.tolist()}"
         return
-    _check(found, exact, ulps * (_ulp(exact, found.dtype) if scale is None else scale * _eps(found.dtype)), name)
+    unit = _ulp(exact, found.dtype) if scale is None else scale * _eps(found.dtype)
+    _check(found, exact, _units(ulps, found.dtype) * unit, name)
 
 
 def assert_rounded_once(found: Tensor, exact: Tensor, *, units: float = 0.5) -> None:
@@ -89,6 +97,12 @@ def _distance(found: Tensor, exact: Tensor, name: str) -> Tensor:
 def _ulp(exact: Tensor, dtype: torch.dtype) -> float:
     finite = exact.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
     return _eps(dtype) * (float(finite.max()) if finite.numel() else 0.0)
+
+
+def _units(ulps: float | None, dtype: torch.dtype) -> float:
+    if ulps is not None:
+        return ulps
+    return ULPS if torch.finfo(dtype).bits >= 32 else HALF_ULPS
 
 
 def _eps(dtype: torch.dtype) -> float:

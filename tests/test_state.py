@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,14 @@ def test_loss_costs_at_most_one_graph_break() -> None:
     model.eval()
     torch._dynamo.reset()
     assert torch._dynamo.explain(model)(x, y).graph_break_count == 0
+    torch._dynamo.reset()
+    large = HebbianSoftmax(64, 20_000, gamma=0.1, limit=9)  # too large to be traced as the reference
+    h, targets = torch.randn(600, 64, requires_grad=True), torch.randint(20_000, (600,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of torch's own code
+        warnings.filterwarnings("error", ".*lru_cache.*", UserWarning)
+        found = torch._dynamo.explain(lambda: large.loss(h, targets, remember=False))()
+    assert found.graph_break_count == 1
 
 
 @COMPILES

@@ -48,10 +48,11 @@ def test_tensors_that_kernels_work_on() -> None:
             assert not _triton.works_on(tensor)
 
 
-def test_without_triton_there_are_no_kernels() -> None:
-    program = """
+@pytest.mark.parametrize("missing", ["triton", "triton.language"])
+def test_without_triton_there_are_no_kernels(missing: str) -> None:
+    program = f"""
 import sys
-sys.modules["triton"] = None
+sys.modules["{missing}"] = None
 import torch
 from hebbian_softmax import HebbianSoftmax, _triton
 assert _triton.load("write.gpu.rows") is None

@@ -23,14 +23,17 @@ _kernels_on_cpu = False
 
 @cache
 def load(module: str) -> Any:
-    """Import a module of kernels, given by its name within this package, as ``write.gpu.rows``; None without Triton."""
-    return importlib.import_module(f"hebbian_softmax.{module}") if _installed() else None
+    """Import a module of kernels by its name within this package, as ``write.gpu.rows``; return None without Triton."""
+    try:
+        return importlib.import_module(f"hebbian_softmax.{module}")
+    except ImportError:  # There is no Triton, or one that lacks what the kernels need.
+        return None
 
 
 @cache
 def _installed() -> bool:
     try:
-        importlib.import_module("triton")
+        importlib.import_module("triton.language")
     except ImportError:
         return False
     return True
@@ -50,7 +53,7 @@ def works_on(tensor: Tensor) -> bool:
 
 @cache
 def is_hopper(device: torch.device, shared_memory: int = 0) -> bool:
-    """Return whether ``device`` is a GPU of the Hopper generation or later with so many bytes of shared memory."""
+    """Return whether ``device`` is of the Hopper generation or later, with ``shared_memory`` bytes of it at least."""
     if device.type != "cuda":
         return runs_on(device)
     properties = torch.cuda.get_device_properties(device)

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from hebbian_softmax import _torch
 from hebbian_softmax.loss import checks, reference
 from hebbian_softmax.loss.dtypes import product_dtype, result_dtype, wide
-from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine, uncompiled
+from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
@@ -126,7 +126,10 @@ def cross_entropy(
         return reference.cross_entropy(
             input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
         )
-    apply = uncompiled() if torch.compiler.is_compiling() else LinearCrossEntropy.apply
+    if torch.compiler.is_compiling():
+        from hebbian_softmax.loss.uncompiled import apply
+    else:
+        apply = LinearCrossEntropy.apply
     products = product_dtype(input)
     settings = Settings(
         impl=impl,

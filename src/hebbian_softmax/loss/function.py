@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -134,19 +133,6 @@ class _Once(torch.autograd.Function):
             "linear_cross_entropy was differentiated twice, which only its plain computation allows: "
             'pass impl="reference"'
         )
-
-
-@cache
-def uncompiled() -> Callable[..., Tensor]:
-    """Return the node as torch.compile shall see it: one call that is not traced, at the cost of one graph break.
-
-    Tracing would unroll the loop over tiles into one graph, and the choices by value in backward (an upstream gradient
-    of 1, a kept graph) would break that graph anyway. Tracing the reference instead would hold all logits, which this
-    loss is there to avoid. Small problems are traced as the reference, without a break. The decorator is applied only
-    while compiling, because it imports torch's compiler.
-    """
-    apply: Callable[..., Tensor] = torch.compiler.disable(LinearCrossEntropy.apply)
-    return apply
 
 
 def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[Engine, int]:

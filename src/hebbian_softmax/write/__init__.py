@@ -87,5 +87,5 @@ def any_nonzero(values: Tensor) -> Tensor:
 
 
 def _reaches(tensor: Tensor) -> bool:
-    """Return whether kernels can work on ``tensor``; for one on a CPU its device settles that."""
+    """Return whether kernels can work on ``tensor``; a CPU tensor is refused by its device alone."""
     return _triton.runs_on(tensor.device) and _triton.works_on(tensor)

@@ -23,6 +23,31 @@ class Settings:
     gamma: float = setting(0.1, "mixing rate", number(0, 1))
 
 
+@dataclass(frozen=True)
+class Switched:
+    tied: bool = setting(True, "in %d of 100 %")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [("--tied", True), ("--tied yes", True), ("--tied no", False), ("--no-tied", False), ("--no-tied no", True)],
+)
+def test_a_switch_takes_a_word_or_none(words: str, value: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Switched)
+    assert given_options(parser.parse_args(words.split()), Switched) == {"tied": value}
+    assert given_options(parser.parse_args([]), Switched) == {}
+
+
+def test_a_switch_refuses_other_words_and_shows_per_cent_signs(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Switched)
+    assert "in %d of 100 % (default: yes)" in " ".join(parser.format_help().split())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tied", "maybe"])
+    assert "must be yes or no, not 'maybe'" in capsys.readouterr().err
+
+
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()

@@ -53,7 +53,7 @@ def test_articles_go_to_the_split_of_their_day(english: Path, suffix: str, pack:
 def test_the_day_a_word_is_first_seen(english: Path) -> None:
     articles: list[dict[str, str | None]] = [
         {"date": "1987-06-01", "text": "Late news."},
-        {"date": "1987-03-01", "text": "Early news."},  # not in the order of time
+        {"date": "1987-03-01", "text": "Early news."},  # not in chronological order
         {"date": "1987-06-18", "text": "x"},
         {"date": "1987-10-19", "text": "x"},
     ]

@@ -116,7 +116,7 @@ class Progress:
         return said
 
     def words(self, rate: float | None) -> list[str]:
-        """Return what is said: the pace and the metrics."""
+        """Return the words of the line: the pace and the metrics."""
         return self.pace(rate) + [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
 
     def line(self, rate: float | None) -> str:
@@ -136,7 +136,7 @@ class Progress:
 
 
 class Forgiving:
-    """A stream for text that nobody needs: the first error ends the writing and nothing else.
+    """A stream for optional text: the first error stops the writing, and the work goes on.
 
     An error means that the reader has gone, the disk is full, or the stream is closed or missing.
     """

@@ -12,7 +12,7 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 METAVARS = {int: "N", float: "NUMBER", tuple: "VALUES"}
@@ -25,9 +25,9 @@ def setting(
 ) -> Any:
     """Declare a field of a settings dataclass.
 
-    `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: its
-    options are `--name` and `--no-name`. Set `later` on a setting that older runs do not have: they go on with its
-    default, so the default must be what they did. `metavar` stands for the value in the help text.
+    `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: it
+    is a `Switch`. Set `later` on a setting that older runs do not have: they go on with its default, so the default
+    must be what they did. `metavar` stands for the value in the help text.
     """
     if isinstance(default, bool):
         parse = boolean
@@ -42,12 +42,33 @@ def add_options(parser: argparse._ActionsContainer, settings: type, rename: Call
         # Where the default is empty, the help text itself says what that means.
         default = f" (default: {_as_text(field.default)})" if field.default not in ("", REQUIRED) else ""
         if isinstance(field.default, bool):
-            form: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": None}
+            form: dict[str, Any] = {"action": Switch}
         else:
             metavar = field.metadata["metavar"] or METAVARS.get(type(field.default), "TEXT")
             form = {"type": field.metadata["parse"], "required": field.default is REQUIRED, "metavar": metavar}
         help = f"{field.metadata['help']}{default}".replace("%", "%%")
         parser.add_argument(option_name(rename(field.name)), help=help, **form)
+
+
+class Switch(argparse.Action):
+    """An option that is on or off: `--tied` or `--no-tied`, and with a word `--tied yes` or `--tied no`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        (on,) = option_strings
+        super().__init__([on, f"--no-{on[2:]}"], dest, nargs="?", metavar="yes|no", help=help)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            value = values is None or boolean(values)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+        setattr(namespace, self.dest, value == (option_string == self.option_strings[0]))
 
 
 def given_options(arguments: argparse.Namespace, settings: type, rename: Callable[[str], str] = str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hebbian_softmax.lab.data.gutenberg import MISSING, name_missing
 from hebbian_softmax.lab.data.prepare import prepare
 from hebbian_softmax.lab.data.registry import CORPORA, KNOWN, load_corpus
 
-HELP = "prepare text corpora, list them, look at one"
+HELP = "prepare text corpora, list them, or look at one"
 CHUNK = 1 << 24  # ids counted at a time: the billions of GigaWord are memory-mapped and do not fit into memory
 
 

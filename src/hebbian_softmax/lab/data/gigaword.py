@@ -95,7 +95,7 @@ def _folder(options: Options, root: Path) -> Path:
 
 
 def _at_hand(options: Options, root: Path) -> dict[str, Path]:
-    """Return the files of 2000 to 2010, month by month, since the corpus is read in the order of time."""
+    """Return the files of 2000 to 2010, month by month, since the corpus is read in chronological order."""
     folder = _folder(options, root)
     found: dict[tuple[str, str, str], Path] = {}
     for path in sorted(folder.rglob("*_*")) if folder.is_dir() else ():

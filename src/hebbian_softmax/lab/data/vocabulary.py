@@ -36,7 +36,7 @@ class Encoded:
         numbers = self.numbers
         ids = [numbers.setdefault(token, len(numbers)) for token in tokens]
         self.first_days += [day] * (len(numbers) - len(self.first_days))
-        if day < self._latest:  # documents are not in the order of time
+        if day < self._latest:  # documents are not in chronological order
             for number in set(ids):
                 self.first_days[number] = min(self.first_days[number], day)
         self._latest = max(self._latest, day)

@@ -116,8 +116,8 @@ class Settings:
         0.0, "time for the whole run: the speed is measured first, then the steps are fixed; 0: no limit", number(0)
     )
     evaluations: int = setting(20, "evaluations on the validation text while training", integer(1))
-    valid_streams: int = setting(32, "parts of the validation text that these read side by side", integer(1))
-    valid_words: int = setting(0, "words of the validation text that these predict; 0: all", integer(0))
+    valid_streams: int = setting(32, "parts of the validation text that each evaluation reads side by side", integer(1))
+    valid_words: int = setting(0, "words of the validation text that each evaluation predicts; 0: all", integer(0))
     final: str = setting("both", "texts that the trained model is measured on: both, valid or none", choice(*FINAL))
 
     checkpoint_seconds: float = setting(300.0, "seconds between checkpoints", number(0))

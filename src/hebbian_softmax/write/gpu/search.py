@@ -37,5 +37,5 @@ def any_nonzero_kernel(values, found, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _not_yet(found, BLOCK: tl.constexpr):
-    """Return whether nothing is found. Every thread reads it, and all agree: the warps of a program must not part."""
+    """Return whether nothing is found. Every thread reads it: all warps of a program must take one branch."""
     return tl.max(tl.load(found + tl.zeros([BLOCK], tl.int32), volatile=True).to(tl.int32), 0) == 0

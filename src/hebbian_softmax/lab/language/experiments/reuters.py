@@ -1,4 +1,4 @@
-"""`hebbian reproduce reuters`: news in the order of time, tested on the days of a crash.
+"""`hebbian reproduce reuters`: news in chronological order, tested on the days of a crash.
 
 A small, open stand-in for the paper's GigaWord experiment (section 4.3). Reuters-21578 trains on February to 17 June
 1987, validates on 18 to 29 June and tests on 19 and 20 October 1987, the days of the stock market crash. A word first
@@ -25,11 +25,11 @@ CRASH = Options().test
 
 
 class Reuters(WithMemories):
-    """News in the order of time, with the perplexity of words that were new near the end of training."""
+    """News in chronological order, with the perplexity of words that were new near the end of training."""
 
     name = "reuters"
-    help = "news of 1987 in the order of time, tested on the October crash, a stand-in for section 4.3"
-    title = "News in the order of time"
+    help = "news of 1987 in chronological order, tested on the October crash, a stand-in for section 4.3"
+    title = "News in chronological order"
     corpus = "reuters"
     epochs = 10
     hint = ""
@@ -57,7 +57,7 @@ class Reuters(WithMemories):
         spans = {split: f"{first.isoformat()} to {last.isoformat()}" for split, (first, last) in days.items()}
         crash = ", the days of the stock market crash" if days["test"] == CRASH else ""
         return (
-            f"News in the order of time: trained on {spans['train']}, validated on {spans['valid']}, tested on "
+            f"News in chronological order: trained on {spans['train']}, validated on {spans['valid']}, tested on "
             f"{spans['test']}{crash}."
         )
 

@@ -114,7 +114,8 @@ def grid_settings(
         if field.name in taken:
             continue
         if field.name in LSTM + RULE:
-            help = f"{field.metadata['help']}: one, or several separated by commas"
+            values = " (yes, no)" if isinstance(field.default, bool) else ""
+            help = f"{field.metadata['help']}{values}; give one value or several separated by commas"
             fields.append((field.name, str, setting(USUAL, help, several(field.metadata["parse"]))))
         else:
             fields.append((field.name, field.type, setting(field.default, **field.metadata)))

@@ -281,7 +281,7 @@ class Stage:
     ids: Tensor
     grids: Any
     later: int
-    """How many words will be measured later with what is chosen: slow settings are chosen only if there is time."""
+    """The number of words that the chosen settings will measure later: slow ones are chosen only if there is time."""
     store: Store
     workspace: int | None
     label: str
