@@ -53,7 +53,7 @@ def works_on(tensor: Tensor) -> bool:
 
 @cache
 def is_hopper(device: torch.device, shared_memory: int = 0) -> bool:
-    """Return whether ``device`` is of the Hopper generation or later, with ``shared_memory`` bytes of it at least."""
+    """Return whether kernels for Hopper GPUs run on ``device``, given the bytes of shared memory that they need."""
     if device.type != "cuda":
         return runs_on(device)
     properties = torch.cuda.get_device_properties(device)
