@@ -3,6 +3,7 @@
 config.json     command, settings, versions, hardware, date; written once
 log.jsonl       one JSON object per line, each with its "step"
 checkpoint.pt   everything needed to go on; `torch.load(..., weights_only=True)` reads it
+checkpoint-previous.pt   the one before it, in case it is damaged
 result.json     the finished run's numbers, tables and sentences; its presence means "finished"
 *.png           figures
 page.html       all of it on one page
@@ -16,15 +17,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
-
-import torch
+from typing import Any
 
 from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.checkpoints import is_whole, read_checkpoint, write_checkpoint
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
+from hebbian_softmax.lab.base.ranks import current_ranks
 
 FORMAT = 1
 # The entries that every config has.
@@ -86,33 +88,54 @@ class Run:
             write_atomic(path, kept)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint. The old one stays until the new one is whole."""
-
-        def write(file: IO[bytes]) -> None:
-            try:
-                torch.save(dict(state), file)
-            except RuntimeError as error:
-                # torch reports a failed write as an error of its own; the system's error names the reason.
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from error
-                raise
-
-        write_atomic(self.path / "checkpoint.pt", write)
+        """Replace the checkpoint, and keep the one before it. The old ones stay until the new one is whole."""
+        newest, previous = self._checkpoints()
+        # A damaged checkpoint must not take the place of a good one.
+        old_name = previous if is_whole(newest) else None
+        write_atomic(newest, partial(write_checkpoint, state), old_name=old_name)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """Return the checkpoint on the CPU, or None if there is none yet."""
-        path = self.path / "checkpoint.pt"
-        if not path.exists():
+        """Return the newest checkpoint on the CPU, or None if there is none yet.
+
+        If it is damaged, a run that is not finished goes on from the one before it, with a note.
+        """
+        newest, previous = self._checkpoints()
+        finished = (self.path / "result.json").exists()
+        if not newest.exists() and not previous.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(state, dict):
-                raise TypeError(f"a {type(state).__name__} where a dict is expected")
+            return read_checkpoint(newest)
         except Exception as error:  # damaged bytes raise many types of error inside torch and pickle
+            why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({reason(error)})"
+            what, cause = f"{newest} {why}", error
+        try:
+            state = read_checkpoint(previous) if previous.exists() else None
+        except Exception as error:
+            what += f", nor can {previous.name} ({reason(error)})"
+            state = None
+        if state is None:
+            again = "delete them" if previous.exists() else "delete it"
+            again += " and result.json" if finished else ""
             raise LabError(
-                f"{path} cannot be read ({reason(error)}): delete it and resume again to start this run over"
-            ) from error
+                f"{what}: put a copy of it back if you have one, or {again} and resume again to start this run over"
+            ) from cause
+        if finished:
+            raise LabError(
+                f"{what}, and {previous.name} beside it is not of the end of the run: "
+                "delete result.json and resume the run, which then goes on from there"
+            ) from cause
+        if current_ranks().first:
+            say(f"note: {what}: going on from {previous.name}, which is of step {state.get('step')}")
         return state
+
+    def drop_checkpoints(self) -> None:
+        """Delete the weights."""
+        for path in self._checkpoints():
+            path.unlink(missing_ok=True)
+
+    def _checkpoints(self) -> tuple[Path, Path]:
+        """Return the paths of the newest checkpoint and of the one before it."""
+        return self.path / "checkpoint.pt", self.path / "checkpoint-previous.pt"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`, which marks the run as finished."""

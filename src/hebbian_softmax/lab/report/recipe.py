@@ -48,6 +48,10 @@ class Recipe(ABC):
         """Return the tables of a run that is not finished, where the experiment has any."""
         return []
 
+    def failure(self, result: Result) -> str:
+        """Return what is wrong with a result, such as numbers that are not finite; an empty text if nothing is."""
+        return ""
+
     @property
     def command(self) -> str:
         """The words after `hebbian`."""
@@ -95,6 +99,8 @@ class Recipe(ABC):
             say(as_shown(run, result, sys.stderr))
         else:
             print(as_shown(run, result, sys.stdout))
+        if failure := self.failure(result):
+            raise LabError(failure)
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:

@@ -174,6 +174,18 @@ def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
     assert made["started"] >= swept.config["started"]
 
 
+def test_a_final_model_that_diverges_is_shown_and_is_an_error(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    sizes = SIZES.replace("--tensorboard no", "--size tiny --trials 0 --seeds 1 --steps 2 --evaluations 2").split()
+    rates = ["--learning-rate", "1e38", "--optimizer", "sgd", "--clip", "0"]
+    command = ["reproduce", "frequency-table", "--corpus", folder, *sizes, *rates, "--quiet", "--runs", tmp_path]
+    assert call(*command) == 1
+    captured = capsys.readouterr()
+    assert "not finite" in captured.out
+    assert "error: the numbers of final-plain-seed0" in captured.err
+    assert all(trial["diverged"] for trial in result_of(only(tmp_path))["metrics"]["trials"])
+    assert call("reproduce", "frequency-table", "--resume", only(tmp_path).path, "--quiet") == 1
+
+
 def test_a_setting_that_diverges_is_one_of_the_outcomes(folder: Path, tmp_path: Path, capsys: Any) -> None:
     options = " ".join(SMALL).replace("8,4", "8").split()
     rates = ["--learning-rate", "1e38,0.01", "--optimizer", "sgd", "--clip", "0", "--steps", "6"]

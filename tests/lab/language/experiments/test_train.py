@@ -221,6 +221,19 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
     assert checkpoint["step"] == checkpoint["task"]["step"] == 5
 
 
+@pytest.mark.parametrize("memories", [[], ["--cache"]])
+def test_a_perplexity_that_is_not_finite_is_an_error(copied: Run, refusal: Refusal, memories: list[str]) -> None:
+    checkpoint = checkpoint_of(copied)
+    for weight in checkpoint["task"]["learners"][""]["model"].values():
+        if weight.is_floating_point():
+            weight.mul_(1e4)
+    copied.save_checkpoint(checkpoint)
+    before = {path.name: path.read_bytes() for path in copied.path.iterdir()}
+    error = refusal("evaluate", copied.path, "--quiet", *memories)
+    assert re.search(r"perplexity of .* on the validation text is not finite .*lower learning rate", error)
+    assert {path.name: path.read_bytes() for path in copied.path.iterdir()} == before
+
+
 def test_evaluate_on_a_device_too_small(trained: Run, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     watch_lstm(monkeypatch, out_of_memory)
     message = "too small for reading a text: hebbian evaluate takes less with fewer --streams or --device cpu"
