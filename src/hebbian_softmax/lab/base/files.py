@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 
 try:
@@ -88,3 +89,15 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
             yield True
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_in_turn(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of `locked`; say `busy` if another process must be waited for."""
+    with locked(path, wait=False) as free:
+        if free:
+            yield
+            return
+    say(f"{busy}: waiting for it")
+    with locked(path, wait=True):
+        yield

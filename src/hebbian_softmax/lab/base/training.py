@@ -66,8 +66,8 @@ def train(
     A run that was stopped or killed and then resumed ends, on the CPU, in the same bits as one that was not.
     Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. If the `deadline` (a value of `time.monotonic()`)
     passes before the last step, a checkpoint is saved and `OutOfTimeError` is raised. A loss or a measurement that is
-    not finite raises a `LabError` and leaves the last checkpoint in place. `show` makes the progress; `logged` is called
-    with each record of the log.
+    not finite raises a `LabError` and leaves the last checkpoint in place. `show` makes the progress; `logged` is
+    called with each record of the log.
 
     In a process group every rank calls this. The task makes their steps and losses equal; the first rank writes.
     """

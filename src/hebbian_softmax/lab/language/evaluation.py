@@ -85,6 +85,12 @@ class Score:
     bucket_words: dict[str, int]
     bucket_perplexity: dict[str, float | None]
 
+    def __post_init__(self) -> None:
+        """Refuse what no score can hold, since scores are also read from files; older ones had null for infinity."""
+        numbers = [self.words, self.perplexity, *self.bucket_words.values(), *self.bucket_perplexity.values()]
+        if not all(value is None or isinstance(value, int | float) for value in numbers):
+            raise TypeError("a score is not a number")
+
     def as_metrics(self, prefix: str) -> dict[str, float]:
         """Return the perplexities for the log; a bucket without words has no entry."""
         metrics = {f"{prefix}_perplexity": self.perplexity}

@@ -13,7 +13,8 @@ from typing import Any, TextIO
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.console import program, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras

@@ -6,7 +6,6 @@ checkpoint. The corpus is opened once, and not at all if every trial is stored.
 """
 
 import gc
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +18,20 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import DivergedError, LabError, reason
-from hebbian_softmax.lab.base.files import cannot_write, write_atomic
-from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
+from hebbian_softmax.lab.base.files import cannot_write
+from hebbian_softmax.lab.base.json_files import from_json, to_json, write_json
+from hebbian_softmax.lab.base.runs import Run, config_now, open_run
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import Scores, as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.evaluation import (
+    Score,
+    Scores,
+    as_plain,
+    measure_all,
+    perplexity,
+    tabulate,
+    words_file,
+)
 from hebbian_softmax.lab.language.experiments.train import train_task
 from hebbian_softmax.lab.language.learner import deterministic
 from hebbian_softmax.lab.language.model import LanguageModel
@@ -78,6 +86,17 @@ class Outcome:
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse values of other types, since outcomes are also read from files."""
+        mappings = (self.settings, self.corpus, self.scores, self.sets, self.more, *self.curve)
+        inside = [each for values in (self.scores, self.sets, self.more) for each in dict(values).values()]
+        if not all(isinstance(value, Mapping) for value in (*mappings, *inside)):
+            raise TypeError("its settings, scores or records are of another type")
+        if not all(isinstance(value, int | float) for value in (self.steps, self.words, self.seconds)):
+            raise TypeError("its steps, words or seconds are not numbers")
+        for score in self.scores.values():
+            Score(**score)
 
     @property
     def valid(self) -> float:
@@ -195,7 +214,7 @@ class Bench:
         summary += " Its numbers became infinite or nan." if outcome.diverged else ""
         metrics = {"scores": as_plain(scores), "trial": asdict(outcome)}
         save_result(run, Result(trial.title, summary, metrics, tabulate(scores, corpus), [], []), {})
-        return Outcome(**json.loads(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
+        return Outcome(**from_json(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
 
     def _corpus(self, settings: TrainSettings) -> tuple[Corpus, WordSets]:
         if self._opened is None:
@@ -215,7 +234,7 @@ class Bench:
         except OSError as error:
             raise cannot_write(folder, error) from error
         if not (folder / "config.json").exists():
-            write_atomic(folder / "config.json", (to_json(config, indent=2) + "\n").encode())
+            write_json(folder / "config.json", config)
         run = open_run(folder)
         if not same_settings(run.settings, trial.settings):
             raise LabError(f"{folder} belongs to a trial with other settings: delete it to repeat that trial")
