@@ -8,7 +8,8 @@ import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
 from tests.lab.base.test_files import file_size_limit, names
 
 

@@ -1,6 +1,5 @@
 """A corpus folder is whole or absent, damage to it is found, and reading gives what was written."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, corpora_root, open_corpus, write_corpus
 from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.base.test_files import file_size_limit, names
+from tests.lab.editing import edited
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
 
@@ -99,7 +99,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None
 def test_a_manifest_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     write(tmp_path / "toy")
     path = tmp_path / "toy" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with edited(path) as manifest:
+        manifest.update(change)
     expected = "has corpus format 99" if "format" in change else r"manifest\.json is damaged"
     with pytest.raises(LabError, match=expected):
         open_corpus(tmp_path / "toy")

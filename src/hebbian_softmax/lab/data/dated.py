@@ -6,7 +6,6 @@ Tokens are NLTK's sentences and words in lower case, as in the paper's GigaWord.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.json_files import from_json
 from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
@@ -163,7 +163,7 @@ def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]
 
 def _article(line: bytes) -> tuple[date, list[str]]:
     """Return an article's day, and its title and text, which are split into sentences separately."""
-    article = json.loads(line)
+    article = from_json(line)
     texts = [article.get("title") or "", article["text"]]
     # JSON can spell half a surrogate pair, which cannot be written to a file in UTF-8.
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]

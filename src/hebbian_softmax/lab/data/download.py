@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import time
@@ -14,7 +13,8 @@ from typing import Any
 
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder, write_atomic
+from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder
+from hebbian_softmax.lab.base.json_files import object_from_json, write_json
 from hebbian_softmax.lab.base.progress import Progress, format_bytes
 
 CHUNK = 1 << 20
@@ -78,16 +78,16 @@ class _Part:
     def validator(self) -> str | None:
         """Return the ETag or date that the server's file had when these bytes came, for an If-Range header."""
         try:
-            note = json.loads(self.note.read_bytes())
-            return str(note["validator"]) if note["url"] == self.url and note["validator"] else None
-        except (OSError, ValueError, KeyError, TypeError):
+            note = object_from_json(self.note.read_bytes())
+        except (OSError, ValueError):
             return None
+        return str(note["validator"]) if note.get("url") == self.url and note.get("validator") else None
 
     def begin(self, headers: http.client.HTTPMessage) -> None:
         """Start from nothing, and note the version of the file that the server is about to send."""
         validator = next(iter(_validators(headers)), None)
         self.path.unlink(missing_ok=True)
-        write_atomic(self.note, json.dumps({"url": self.url, "validator": validator}).encode())
+        write_json(self.note, {"url": self.url, "validator": validator})
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

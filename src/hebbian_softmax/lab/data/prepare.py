@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
-from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked
+from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked_in_turn
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import REQUIRED
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
@@ -203,12 +203,7 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
     lock.touch()
-    with locked(lock, wait=False) as free:
-        if free:
-            yield
-            return
-    say(f"{folder.name} is being prepared by another process: waiting for it")
-    with locked(lock, wait=True):
+    with locked_in_turn(lock, f"{folder.name} is being prepared by another process"):
         yield
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from hebbian_softmax.lab.base.console import program
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
-from hebbian_softmax.lab.base.runs import Run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images import omniglot

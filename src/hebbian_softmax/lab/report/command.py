@@ -12,7 +12,8 @@ from pathlib import Path
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import Run, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.report.page import write_page
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Beside, Result, load_result

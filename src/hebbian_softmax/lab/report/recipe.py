@@ -13,7 +13,8 @@ from typing import Any, TextIO
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.console import program, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
@@ -47,6 +48,10 @@ class Recipe(ABC):
     def tables_so_far(self, run: Run) -> list[Table]:
         """Return the tables of a run that is not finished, where the experiment has any."""
         return []
+
+    def failure(self, result: Result) -> str:
+        """Return what is wrong with a result, such as numbers that are not finite; an empty text if nothing is."""
+        return ""
 
     @property
     def command(self) -> str:
@@ -95,6 +100,8 @@ class Recipe(ABC):
             say(as_shown(run, result, sys.stderr))
         else:
             print(as_shown(run, result, sys.stdout))
+        if failure := self.failure(result):
+            raise LabError(failure)
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:

@@ -36,6 +36,7 @@ from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import prepared_corpus
 from hebbian_softmax.lab.language.task import WordTask
 from tests import ROOT
+from tests.lab.editing import edited
 from tests.lab.language.commands import FEW, MANY, SIZES, call, only
 from tests.lab.language.experiments.conftest import Refusal, checkpoint_of, result_of, stop_at
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
@@ -195,9 +196,8 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(tmp_path: Path, re
 
 
 def test_a_checkpoint_of_other_settings_is_refused(copied: Run, refusal: Refusal) -> None:
-    config = json.loads((copied.path / "config.json").read_bytes())
-    config["settings"]["hidden"] = 9
-    (copied.path / "config.json").write_text(json.dumps(config))
+    with edited(copied.path / "config.json") as config:
+        config["settings"]["hidden"] = 9
     (copied.path / "result.json").unlink()
     assert "does not fit" in refusal("train", "corpus", "--resume", copied.path, "--quiet")
     error = refusal("evaluate", copied.path, "--quiet")
@@ -221,6 +221,19 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
     assert checkpoint["step"] == checkpoint["task"]["step"] == 5
 
 
+@pytest.mark.parametrize("memories", [[], ["--cache"]])
+def test_a_perplexity_that_is_not_finite_is_an_error(copied: Run, refusal: Refusal, memories: list[str]) -> None:
+    checkpoint = checkpoint_of(copied)
+    for weight in checkpoint["task"]["learners"][""]["model"].values():
+        if weight.is_floating_point():
+            weight.mul_(1e4)
+    copied.save_checkpoint(checkpoint)
+    before = {path.name: path.read_bytes() for path in copied.path.iterdir()}
+    error = refusal("evaluate", copied.path, "--quiet", *memories)
+    assert re.search(r"perplexity of .* on the validation text is not finite .*lower learning rate", error)
+    assert {path.name: path.read_bytes() for path in copied.path.iterdir()} == before
+
+
 def test_evaluate_on_a_device_too_small(trained: Run, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     watch_lstm(monkeypatch, out_of_memory)
     message = "too small for reading a text: hebbian evaluate takes less with fewer --streams or --device cpu"
@@ -233,9 +246,8 @@ def test_evaluate_wants_a_language_model_with_a_checkpoint(copied: Run, refusal:
     assert "is finished and has no weights" in refusal("evaluate", copied.path)
     (copied.path / "result.json").unlink()
     assert "has no checkpoint yet: resume it" in refusal("evaluate", copied.path)
-    config = json.loads((copied.path / "config.json").read_bytes())
-    config["command"] = "compare longtail"
-    (copied.path / "config.json").write_text(json.dumps(config))
+    with edited(copied.path / "config.json") as config:
+        config["command"] = "compare longtail"
     assert "which has no language model" in refusal("evaluate", copied.path)
 
 
@@ -361,7 +373,7 @@ def test_too_little_time_is_one_clear_line(run: Run) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"steps": 0, "measured": null}', '{"steps": "7"}'])
 def test_a_damaged_plan_is_one_clear_line(run: Run, text: str) -> None:
     (run.path / STEPS_FILE).write_text(text)
-    with pytest.raises(LabError, match=r"plan\.json is damaged .*start a new run"):
+    with pytest.raises(LabError, match=r"plan\.json (is damaged|cannot be read) .*start a new run"):
         settle(run)
 
 

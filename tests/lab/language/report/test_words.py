@@ -157,7 +157,7 @@ def test_an_evaluation_with_memories_leaves_the_models_own_scores(
 
 def test_a_damaged_evaluation_is_one_clear_line(run: Run) -> None:
     (run.path / "evaluation.json").write_text("{}")
-    with pytest.raises(LabError, match=r"evaluation\.json is damaged .*: evaluate that run again"):
+    with pytest.raises(LabError, match=r"evaluation\.json lacks step, streams, scores: evaluate that run again"):
         models_of([run])[0].score("test")
 
 

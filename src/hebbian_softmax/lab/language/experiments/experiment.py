@@ -145,6 +145,14 @@ class Experiment(Recipe, Generic[S]):
         )
         return result, draw(outcomes)
 
+    def failure(self, result: Result) -> str:
+        """Name the final models whose numbers are not finite. A setting of the tuning may diverge: it is not chosen."""
+        trials = [Outcome(**trial) for trial in result.metrics["trials"]]
+        lost = [trial.name for trial in trials if trial.part == "final" and trial.diverged]
+        if not lost:
+            return ""
+        return f"the numbers of {', '.join(lost)} are not finite: start a new run with lower values of --learning-rate"
+
     def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
         try:
             return draw([Outcome(**trial) for trial in result.metrics["trials"]])

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import Run, to_json
+from hebbian_softmax.lab.base.json_files import write_json
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import score_table, text_of
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
@@ -76,7 +77,7 @@ def keep_view(
     words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
     file = f"{model.file_prefix}memory-view.json"
     content = {"split": split, "first": stretch[0], "last": stretch[1], "words": [each.as_plain() for each in words]}
-    write_atomic(run.path / file, (to_json(content, indent=2) + "\n").encode())
+    write_json(run.path / file, content)
     caption = (
         f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
         f"{stretch[1] - 1:,} of the {TEXTS[split]} text; beside it the probability without and with memories."
