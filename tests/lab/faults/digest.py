@@ -23,7 +23,7 @@ INPUTS = ("texts", "packed", "data")
 """Folders that commands only read."""
 SPARE = "checkpoint-previous.pt"
 """A spare file: which step it is of depends on when checkpoints were saved."""
-DATE = re.compile(r"-\d{8}-\d{6}(-\d+)?")
+DATE = re.compile(r"-\d{8}-\d{6}(-\d+)?|(?<=omniglot)-[0-9a-f]{16}")  # a cache is named after its archives
 TIMES = re.compile(r"\bin \d+ s\b|started [\dT:+-]+|in [\d.]+ seconds")
 
 

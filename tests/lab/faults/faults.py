@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base.files import TEMPORARY
 from tests.lab.faults.digest import INPUTS, contents, leavings, plain
-from tests.lab.faults.judge import ERROR, OTHER, SAME, Verdict, differences, fault_of
+from tests.lab.faults.judge import ERROR, NOTED, OTHER, SAME, Verdict, differences, fault_of, said
 from tests.lab.faults.scenes import SCENES, Scene, Templates
 from tests.lab.faults.targets import DAMAGED, PAIRS, Damaged, Pair
 from tests.lab.faults.world import Disturbance, Ended, go, started
@@ -173,9 +173,11 @@ def damaged(target: Damaged, stage: Stage, number: int, draw: random.Random) -> 
     before = [each for each in world.rglob("*") if each.is_file() and not each.name.startswith(TEMPORARY)]
     ended = go(target.words, world)
     verdict = compared(ended, world, damaged_reference(reference, world, path, bytes(content)), name)
+    if verdict.outcome.startswith("another") and said(ended, name):
+        return place, Verdict(NOTED, ended.errors.strip())
     if verdict.outcome == ERROR and (lost := [each for each in before if not each.exists()]):
         return place, Verdict("loses files", ", ".join(plain(str(each), world) for each in lost))
-    if target.source and verdict.outcome.startswith("another"):
+    if (target.source or target.packed) and verdict.outcome.startswith("another"):
         return place, recorded(target, world, reference, verdict)
     return place, verdict
 
@@ -191,11 +193,9 @@ def damaged_reference(reference: Reference, world: Path, path: Path, content: by
 
 def recorded(target: Damaged, world: Path, reference: Reference, verdict: Verdict) -> Verdict:
     """Allow another corpus from another text, if its manifest does not claim to be made from the same text."""
-    found = contents(world)
-    manifests = [name for name in {*found, *reference.files} if name.endswith("manifest.json")]
-    if any(found.get(name) != reference.files.get(name) for name in manifests):
-        return Verdict(OTHER)
-    return verdict
+    differing = differences(contents(world), reference.files)
+    manifests = [name for name in differing if name.endswith("manifest.json")]
+    return Verdict(OTHER) if manifests and (target.source or manifests == differing) else verdict
 
 
 def together(pair: Pair, stage: Stage, number: int, draw: random.Random) -> tuple[str, Verdict]:

@@ -10,8 +10,10 @@ from tests.lab.faults.world import Ended
 SAME = "same result"
 ERROR = "clear error"
 OTHER = "other input, recorded"
-ALLOWED = (SAME, ERROR, OTHER)
-"""OTHER: a text that was changed is another text. The corpus made from it says so by its name or its checksums."""
+NOTED = "less, with a note"
+ALLOWED = (SAME, ERROR, NOTED, OTHER)
+"""NOTED: a report leaves out what it cannot read, and says so in a line that names the file and what to do.
+OTHER: a text that was changed is another text. The corpus made from it says so by its name or its checksums."""
 
 START = "hebbian: error: "
 ADVICE = re.compile(
@@ -54,6 +56,12 @@ def fault_of(ended: Ended, mentions: Path | None = None) -> Verdict | None:
     if mentions is not None and not any(str(place) in message for place in (mentions, mentions.parent)):
         return Verdict("error that names no file", message)
     return None
+
+
+def said(ended: Ended, file: Path) -> bool:
+    """Return whether a note says that this file cannot be used, and what to do."""
+    notes = [line for line in ended.errors.splitlines() if line.startswith("note: ") and str(file) in line]
+    return bool(notes) and all(ADVICE.search(note) for note in notes)
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:

@@ -33,7 +33,7 @@ WORDS = split("the a cat dog bird tree house sun moon star sea hill saw ran sat 
 BOOKS = {"train": [5, 4], "valid": [30], "test": [40]}
 DAYS = {"train": ["1987-02-01", "1987-04-02", "1987-06-17"], "valid": ["1987-06-18"], "test": ["1987-10-19"]}
 MONTHS = {"200001": "20000101", "200911": "20091130", "200912": "20091201", "201001": "20100101"}
-WIKI = wikitext.Official("wikitext-2", (501, 126, 126), 26)
+WIKI = wikitext.Official("wikitext-2", (501, 126, 126), len(WORDS) + 2)  # with the full stop and <eos>
 SMALL_ARCHIVES = tuple(
     replace(archive, classes=range(first, first + 18), address="http://127.0.0.1:9/")  # nobody is there
     for archive, first in zip(ARCHIVES, (1, 19), strict=True)
@@ -83,7 +83,7 @@ def write_inputs(world: Path) -> None:
     for split, text in texts.items():
         write(world / "texts", {f"{split}.txt": text})
     write(world / "packed", {"train.txt.gz": gzip.compress(texts["train"].encode(), mtime=0)})
-    write(world / "packed", {"valid.txt.xz": lzma.compress(texts["valid"].encode())})
+    write(world / "packed", {"train.txt.xz": lzma.compress(texts["train"].encode())})
     write(world / "packed" / "train.zip", {"train.txt": texts["train"]})
     write(world / "packed" / "train.tar.xz", {"train.txt": texts["train"]})
     write(world / "packed", {"train.tar": tarred({"train.txt": texts["train"].encode()})})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base import environment
 from tests.lab.faults.campaign import Campaign, Trial
-from tests.lab.faults.judge import ALLOWED, ERROR, OTHER, SAME
+from tests.lab.faults.judge import ALLOWED, ERROR, NOTED, OTHER, SAME
 
 FAULTS = {
     "killed at a random moment": (
@@ -50,6 +50,7 @@ the random choices of a trial follow from the seed, the row and the number of th
 - *Same result*: files and output are those of an undisturbed run. Weights, random states, logs, tables and figures are
   compared, times and dates are not.
 - *Clear error*: as above; after a kill or with space again on the disk, the command that goes on must succeed.
+- *Less, with a note*: `hebbian report` shows what it can read; a note names the damaged file and says what to do.
 - *Other input*: a text of the user's own with another letter is another text, as nothing tells that it is wrong. The
   corpus made from it says so by its checksums.
 
@@ -92,8 +93,8 @@ def write_results(folder: Path, trials: Sequence[Trial], campaign: Campaign) -> 
 
 
 def _table(trials: Sequence[Trial]) -> str:
-    other = any(trial.verdict.outcome == OTHER for trial in trials)
-    names = [SAME, ERROR, *([OTHER] if other else []), "failed"]
+    rare = [name for name in (NOTED, OTHER) if any(trial.verdict.outcome == name for trial in trials)]
+    names = [SAME, ERROR, *rare, "failed"]
     rows = [["", "trials", *names], ["---", *["---:"] * (len(names) + 1)]]
     for target, group in groupby(trials, lambda trial: trial.target):
         outcomes = [trial.verdict.outcome for trial in group]

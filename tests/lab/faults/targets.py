@@ -27,7 +27,7 @@ class Damaged:
     """A kind of file, and a command that reads it in the world of a template.
 
     A `source` is a text of the user's own. Nobody can know that a letter of it is wrong, so another corpus is allowed
-    if it is recorded as another one.
+    if it is recorded as another one. A `packed` source has checksums inside, so the words must be the same.
     """
 
     name: str
@@ -35,10 +35,11 @@ class Damaged:
     template: str
     words: Sequence[str]
     source: bool = False
+    packed: bool = False
 
 
-def _texts(train: str, valid: str = "texts/valid.txt") -> list[str]:
-    return [*TEXTS, "--train", train, "--valid", valid, "--test", "texts/test.txt"]
+def _texts(train: str) -> list[str]:
+    return [*TEXTS, "--train", train, "--valid", "texts/valid.txt", "--test", "texts/test.txt"]
 
 
 def _prepare(corpus: str) -> list[str]:
@@ -73,16 +74,22 @@ DAMAGED = [
     Damaged("images/*.npz, compare (images)", "cache/images/*.npz", "characters", COMPARE),
     Damaged("Omniglot's archives, compare (images)", "data/omniglot/*.zip", "inputs", COMPARE),
     Damaged("text, prepare", "texts/train.txt", "inputs", _texts("texts/train.txt"), source=True),
-    Damaged("text.gz, prepare", "packed/train.txt.gz", "inputs", _texts("packed/train.txt.gz")),
-    Damaged("text.xz, prepare", "packed/valid.txt.xz", "inputs", _texts("texts/train.txt", "packed/valid.txt.xz")),
-    Damaged("texts.zip, prepare", "packed/train.zip", "inputs", _texts("packed/train.zip")),
-    Damaged("texts.tar.xz, prepare", "packed/train.tar.xz", "inputs", _texts("packed/train.tar.xz")),
+    Damaged("text.gz, prepare", "packed/train.txt.gz", "inputs", _texts("packed/train.txt.gz"), packed=True),
+    Damaged(
+        "text.xz, prepare",
+        "packed/valid.txt.xz",
+        "inputs",
+        _texts("texts/train.txt", "packed/valid.txt.xz"),
+        packed=True,
+    ),
+    Damaged("texts.zip, prepare", "packed/train.zip", "inputs", _texts("packed/train.zip"), packed=True),
+    Damaged("texts.tar.xz, prepare", "packed/train.tar.xz", "inputs", _texts("packed/train.tar.xz"), packed=True),
     Damaged("texts.tar, prepare", "packed/train.tar", "inputs", _texts("packed/train.tar"), source=True),
     Damaged("dated news, prepare", "data/news/*.jsonl", "inputs", REUTERS_ALONE, source=True),
-    Damaged("dated news.xz, prepare", "packed/news.jsonl.xz", "inputs", NEWS),
-    Damaged("WikiText's archive, prepare", "data/wikitext-2-v1.zip", "inputs", _prepare("wiki")),
+    Damaged("dated news.xz, prepare", "packed/news.jsonl.xz", "inputs", NEWS, packed=True),
+    Damaged("WikiText's archive, prepare", "data/wikitext-2-v1.zip", "inputs", _prepare("wiki"), packed=True),
     Damaged("Gutenberg's books, prepare", "data/gutenberg/*/*.txt", "inputs", _prepare("novels"), source=True),
-    Damaged("GigaWord's files, prepare", "data/gigaword/*.gz", "inputs", _prepare("gigaword")),
+    Damaged("GigaWord's files, prepare", "data/gigaword/*.gz", "inputs", _prepare("gigaword"), packed=True),
     Damaged("NLTK's model, prepare", "data/nltk_data/tokenizers/*.zip", "inputs", REUTERS_ALONE),
 ]
 

@@ -11,6 +11,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.lab import processes
 LONGEST = 120.0  # seconds after which a command counts as hanging
 STREAMS = ("stdout", "stderr")
 COUNT = "operations"
+ONE_AT_A_TIME = threading.Lock()  # starting a process takes the exit codes of all others, which can be taken once
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"}
 """Audit events of Python that change files, besides `open` for writing."""
 
@@ -86,7 +88,8 @@ class Command:
             os.mkfifo(side / name)
         self.ends = [os.open(side / name, os.O_RDONLY | os.O_NONBLOCK) for name in STREAMS]
         self.texts = dict.fromkeys(self.ends, b"")
-        self.process: BaseProcess = processes.start(perform, list(words), str(world), str(side), disturbance)
+        with ONE_AT_A_TIME:
+            self.process: BaseProcess = processes.start(perform, list(words), str(world), str(side), disturbance)
 
     def read(self, seconds: float) -> None:
         """Collect the output until the process ends or the time is over."""
@@ -108,18 +111,24 @@ class Command:
         return bool(taken)
 
     def kill(self) -> None:
-        """Kill the process that does the work, and none of its children."""
-        with contextlib.suppress(ProcessLookupError):
-            assert self.process.pid is not None
-            os.kill(self.process.pid, signal.SIGKILL)
+        """Kill the process that does the work, if it still runs, and none of its children."""
+        assert self.process.pid is not None
+        if not wait([self.process.sentinel], 0):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the process if it still runs, and take its exit code."""
+        self.kill()
+        wait([self.process.sentinel])
+        with ONE_AT_A_TIME:
+            self.process.join()
 
     def finish(self) -> Ended:
         """Wait for the end of the process, and for the end of the processes that it started."""
         self.read(LONGEST)
-        hanging = self.process.is_alive()
-        if hanging:
-            self.kill()
-        self.process.join()
+        hanging = not wait([self.process.sentinel], 0)
+        self.end()
         seconds = time.monotonic() - self.began
         for end in self.ends:
             before = -1
@@ -164,8 +173,7 @@ def started(words: Sequence[str], world: Path, disturbance: Disturbance | None =
     try:
         yield command
     finally:
-        command.kill()
-        command.process.join()
+        command.end()
         command.close()
 
 
