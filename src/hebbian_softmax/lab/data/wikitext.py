@@ -18,7 +18,8 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import split_at_spaces
+from hebbian_softmax.lab.data.texts import cut, split_at_spaces
+from hebbian_softmax.lab.data.unpack import LIMIT, Allowance, Bounded
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 ADDRESS = "https://wikitext.smerity.com/"  # the site of the corpus's author
@@ -97,9 +98,16 @@ def _parts(official: Official, split: str, path: Path) -> Iterator[bytes]:
     advice = f"replace it with {ADDRESS}{official.name}-v1.zip, or delete it and it will be downloaded"
     try:
         with readable(path, advice), _open(official, split, path) as file:
-            while lines := file.readlines(PART):
-                yield b"".join(lines)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, KeyError) as error:
+            for piece in cut(Bounded(file, Allowance(path, LIMIT)), path, by_lines=True, part=PART):
+                yield piece.content
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        NotImplementedError,
+        KeyError,
+    ) as error:
         raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
 
 

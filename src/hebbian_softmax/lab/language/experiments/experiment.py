@@ -6,14 +6,13 @@ shown can be made again without the device, the corpus or the folders of the tri
 
 import argparse
 import os
-import shlex
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
-from hebbian_softmax.lab.base.console import program
+from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
@@ -132,7 +131,7 @@ class Experiment(Recipe, Generic[S]):
         except OutOfTimeError as error:
             raise LabError(
                 f"the budget of {settings.budget:g} s is used up, {len(bench.outcomes)} trials are stored; go on with: "
-                f"{program()} {self.command} --resume {shlex.quote(str(run.path))}"
+                f"{program()} {self.command} --resume {quoted(run.path)}"
             ) from error
         outcomes = bench.outcomes
         result = Result(

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.json_files import read_json, write_json
@@ -269,7 +270,7 @@ def suggest(name: str, settings: Settings, steps: int) -> list[str]:
         later = replace(settings, start=min(500, steps // 4))
         variations += [(literal, "the paper's literal rule"), (later, "memorise once the activations have settled")]
     return [
-        f"{' '.join([f'hebbian {verb} {name}', *as_options(varied)])}  # {remark}"
+        f"{' '.join([f'hebbian {verb} {name}', *map(quoted, as_options(varied))])}  # {remark}"
         for varied, remark in variations
         if varied != settings
     ]

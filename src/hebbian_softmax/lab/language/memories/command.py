@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.console import show
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.json_files import to_json, write_json
 from hebbian_softmax.lab.base.runs import open_run
@@ -82,7 +83,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return 0
     for table in tables:
         print(for_stream(table, sys.stdout), end="\n\n")
-    print("\n".join(lines))
+    show("\n".join(lines))
     return 0
 
 

@@ -3,9 +3,7 @@
 A picture shows which part of the probability of some words came from the model and from each memory.
 """
 
-import io
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.console import printable
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import write_json
@@ -25,7 +24,7 @@ from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts,
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows
 from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
-from hebbian_softmax.lab.report.figures import STYLES, require_extras
+from hebbian_softmax.lab.report.figures import STYLES, as_png, require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -242,12 +241,8 @@ def draw(words: Sequence[Word], memories: Memories) -> bytes:
             start = [before + more for before, more in zip(start, part, strict=True)]
         for row, word in enumerate(shown):
             text = {"va": "center", "fontsize": 9, "parse_math": False}
-            axes.text(-0.03, row, word.word[:18], ha="right", **text)
+            axes.text(-0.03, row, printable(word.word)[:18], ha="right", **text)
             axes.text(1.03, row, f"{word.alone:.2g} → {word.mixture:.2g}", ha="left", **text)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=10)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
-        figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+    return as_png(figure)
