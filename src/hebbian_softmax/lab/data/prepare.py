@@ -26,6 +26,7 @@ from hebbian_softmax.lab.data.corpus import (
     open_corpus,
     write_corpus,
 )
+from hebbian_softmax.lab.data.download import check_download
 from hebbian_softmax.lab.data.root import data_root as find_data_root
 from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
 from hebbian_softmax.lab.data.workers import cores, in_order
@@ -51,6 +52,7 @@ class Workshop:
         for name, path in sources.items():
             with readable(path):
                 modified = path.stat().st_mtime_ns
+                check_download(path)
                 self.sources.append({"name": name, **describe(path), "modified": modified})
 
     def tokenise(

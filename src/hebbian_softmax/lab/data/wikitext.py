@@ -33,6 +33,7 @@ class Official:
     name: str
     tokens: tuple[int, int, int]  # of train, valid and test, one `<eos>` a line included
     words: int  # different words, `<eos>` included
+    sha256: str | None = None  # of the archive
 
 
 def plan(official: Official) -> Plan:
@@ -48,11 +49,21 @@ def _kind(help: str, official: Official) -> CorpusKind[NoOptions]:
 
 WIKITEXT_2 = _kind(
     "2 million words of Wikipedia; a vocabulary of 33,278",
-    Official("wikitext-2", (2_088_628, 217_646, 245_569), 33_278),
+    Official(
+        "wikitext-2",
+        (2_088_628, 217_646, 245_569),
+        33_278,
+        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    ),
 )
 WIKITEXT_103 = _kind(
     "103 million words of Wikipedia: the paper's; a vocabulary of 267,735",
-    Official("wikitext-103", (103_227_021, 217_646, 245_569), 267_735),
+    Official(
+        "wikitext-103",
+        (103_227_021, 217_646, 245_569),
+        267_735,
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
 )
 
 
@@ -61,7 +72,7 @@ def _gather(official: Official, workshop: Workshop) -> None:
     if len(places) < len(SPLITS):
         archive = workshop.data_root / official.name / f"{official.name}-v1.zip"
         try:
-            download(ADDRESS + archive.name, archive, quiet=workshop.quiet)
+            download(ADDRESS + archive.name, archive, sha256=official.sha256, quiet=workshop.quiet)
         except LabError as error:
             if not places:
                 raise

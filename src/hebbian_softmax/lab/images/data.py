@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.arrays import DAMAGES, read_arrays
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
@@ -119,13 +118,10 @@ def _write(path: Path, images: ImageSet) -> None:
 
 def _read(path: Path, name: str) -> ImageSet | None:
     """Return the set in a file, or None if the file is missing or the archive's own checksums show damage."""
-    import numpy as np
-
     try:
-        with open(path, "rb") as stream, np.load(stream) as file:  # np.load leaves damaged files open
-            images = torch.from_numpy(file["images"])
-            class_names = from_json(str(file["class_names"]))
-    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        arrays = read_arrays(path)
+        images, class_names = torch.from_numpy(arrays["images"]), from_json(str(arrays["class_names"]))
+    except DAMAGES:
         return None
     if not isinstance(class_names, list) or not all(isinstance(each, str) for each in class_names):
         return None

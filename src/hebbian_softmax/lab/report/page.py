@@ -1,6 +1,8 @@
 """An HTML page of one or several runs: a single file without scripts that works offline."""
 
 import base64
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -8,11 +10,12 @@ from typing import Any
 
 from hebbian_softmax.lab.base.console import printable, say
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.files import remove_temporary, write_atomic
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
 
+PNG = b"\x89PNG\r\n\x1a\n"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; }
@@ -34,6 +37,7 @@ def write_page(
     runs: Sequence[Run], path: Path, tables: Sequence[Table] = (), images: Sequence[tuple[str, bytes]] = ()
 ) -> None:
     """Write the page of `runs` to `path`."""
+    remove_temporary(path.parent, path.name)  # of processes that were killed
     write_atomic(path, render_page(runs, tables, images).encode())
 
 
@@ -101,8 +105,10 @@ def _section(run: Run, result: Result | None) -> str:
         parts += [_table(table) for table in result.tables]
         for figure in result.figures:
             path = run.path / figure.file
-            missing = f"<p>The figure {_text(path.name)} is missing.</p>"
-            parts.append(_image(path.read_bytes(), figure.caption) if path.is_file() else missing)
+            image = path.read_bytes() if path.is_file() else b""
+            state = "damaged" if image else "missing"
+            lost = f"<p>The figure {_text(path.name)} is {state}.</p>"
+            parts.append(_image(image, figure.caption) if is_whole_png(image) else lost)
     parts += [
         _facts("Settings", run.settings),
         _facts("Versions", run.config["versions"]),
@@ -126,6 +132,18 @@ def _image(image: bytes, caption: str) -> str:
         f'<figure><img src="data:image/png;base64,{data}" alt="{_text(caption)}">'
         f"<figcaption>{_text(caption)}</figcaption></figure>"
     )
+
+
+def is_whole_png(image: bytes) -> bool:
+    """Return whether a PNG file has all its parts, and each part its checksum."""
+    start, kind = len(PNG), b""
+    while image.startswith(PNG) and kind != b"IEND" and start + 12 <= len(image):
+        (length,) = struct.unpack(">I", image[start : start + 4])
+        kind, end = image[start + 4 : start + 8], start + 8 + length
+        if zlib.crc32(image[start + 4 : end]).to_bytes(4, "big") != image[end : end + 4]:
+            return False
+        start = end + 4
+    return kind == b"IEND"
 
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:

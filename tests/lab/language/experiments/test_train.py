@@ -195,6 +195,19 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(tmp_path: Path, re
     assert (run.path / "checkpoint.pt").read_bytes() == before
 
 
+def test_a_corpus_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    prepared(folder)
+    assert call("train", folder, *FEW, "--final", "valid", "--quiet", "--runs", tmp_path / "runs") == 0
+    run = only(tmp_path / "runs")
+    assert run.settings["corpus"] == str(folder)
+    (run.path / "result.json").unlink()
+    assert call("train", "corpus", "--resume", run.path) == 0
+    assert r"caf\xe9-" in capsys.readouterr().err
+    assert call("evaluate", run.path, "--quiet", "--json") == 0
+    assert call("report", run.path, "--json") == 0
+
+
 def test_a_checkpoint_of_other_settings_is_refused(copied: Run, refusal: Refusal) -> None:
     with edited(copied.path / "config.json") as config:
         config["settings"]["hidden"] = 9

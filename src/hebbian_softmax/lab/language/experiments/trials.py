@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.arrays import read_arrays
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import DivergedError, LabError, reason
 from hebbian_softmax.lab.base.files import cannot_write
@@ -248,10 +249,8 @@ class Bench:
 
 def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
     """Return how many words of each set were predicted, and their perplexity, from the stored losses of all words."""
-    import numpy as np
-
-    with np.load(path) as words:
-        losses, ids = torch.from_numpy(words["nll"]).double(), torch.from_numpy(words["ids"]).long()
+    words = read_arrays(path)  # written a moment ago
+    losses, ids = torch.from_numpy(words["nll"]).double(), torch.from_numpy(words["ids"]).long()
     found = {}
     for name, members in sets.items():
         chosen = losses[members[ids]]

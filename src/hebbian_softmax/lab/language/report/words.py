@@ -1,11 +1,11 @@
 """Models of `hebbian train` and `compare` beside each other: curves, perplexities, words that gained and lost most."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.arrays import DAMAGES, read_arrays
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.json_files import read_json
 from hebbian_softmax.lab.base.runs import Run
@@ -211,13 +211,11 @@ def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import numpy as np
-
     try:
-        with np.load(path) as words:
-            arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
-        if len(arrays["nll"]) != len(arrays["ids"]):
-            raise ValueError("its arrays have unequal lengths")
+        words = read_arrays(path)
+        arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
+        if arrays["nll"].shape != arrays["ids"].shape or arrays["nll"].ndim != 1:
+            raise ValueError("its arrays are not lists of equal lengths")
         return arrays
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGES as error:
         raise LabError(f"{path} cannot be read ({reason(error)}): evaluate that run again") from error
