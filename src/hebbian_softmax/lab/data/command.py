@@ -145,7 +145,8 @@ def summary(corpus: Corpus, chunk: int = CHUNK) -> str:
         inside = corpus.counts[buckets == index]
         lines.append(f"    {bucket:<8}{len(inside):>10,} words, {inside.sum().item() / total:7.2%} of training tokens")
     lines.append("  most frequent: " + " ".join(corpus.words[:12]))
-    if missing := corpus.manifest["notes"].get(MISSING):
+    missing = corpus.manifest["notes"].get(MISSING)
+    if isinstance(missing, dict) and all(isinstance(numbers, list) for numbers in missing.values()):
         lines.append(f"  {name_missing(missing)}")
     return "\n".join(lines)
 

@@ -42,7 +42,7 @@ def unpack_limit() -> Any:
 class Source(Protocol):
     """A file to read from, a piece at a time."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int = -1, /) -> bytes: ...
 
     def readline(self, size: int, /) -> bytes: ...
 
@@ -53,7 +53,7 @@ class Bounded:
     def __init__(self, file: Source, allowance: "Allowance") -> None:
         self._file, self._allowance = file, allowance
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         return self._allowance.taken(self._file.read(self._allowance.at_most(size)))
 
     def readline(self, size: int) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hebbian_softmax.lab.base.console import printable, say
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.files import remove_temporary, write_atomic
+from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
@@ -37,7 +37,6 @@ def write_page(
     runs: Sequence[Run], path: Path, tables: Sequence[Table] = (), images: Sequence[tuple[str, bytes]] = ()
 ) -> None:
     """Write the page of `runs` to `path`."""
-    remove_temporary(path.parent, path.name)  # of processes that were killed
     write_atomic(path, render_page(runs, tables, images).encode())
 
 

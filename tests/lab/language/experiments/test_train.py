@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.json_files import read_json
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
 from hebbian_softmax.lab.language.experiments.train import (
     BOARD_FOLDER,
@@ -339,13 +340,13 @@ def test_steps_or_epochs(tmp_path: Path) -> None:
     for changes, expected in (({"steps": 7}, 7), ({"epochs": 2.0}, 78), ({"epochs": 0.0}, 1)):
         run = create_run(tmp_path, "toy", "toy", {})
         assert settle(run, **changes) == (expected, 0)
-        assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": expected}
+        assert read_json(run.path / STEPS_FILE, "") == {"steps": expected}
 
 
 def test_a_measured_number_is_kept(run: Run) -> None:
     steps, measured = settle(run, max_seconds=15.0, evaluations=1)
     assert (steps > 1, measured) == (True, 1)
-    assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": steps}
+    assert read_json(run.path / STEPS_FILE, "") == {"steps": steps}
     assert settle(run, max_seconds=15.0, evaluations=1) == (steps, 0)
 
 

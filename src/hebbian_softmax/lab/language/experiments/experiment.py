@@ -146,20 +146,17 @@ class Experiment(Recipe, Generic[S]):
 
     def failure(self, result: Result) -> str:
         """Name the final models whose numbers are not finite. A setting of the tuning may diverge: it is not chosen."""
-        trials = [Outcome(**trial) for trial in result.metrics["trials"]]
-        lost = [trial.name for trial in trials if trial.part == "final" and trial.diverged]
+        final = [each for each in outcomes_of(result) if each.part == "final"]
+        lost = [each.name for each in final if each.diverged]
         if not lost:
             return ""
         return f"the numbers of {', '.join(lost)} are not finite: start a new run with lower values of --learning-rate"
 
     def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
         try:
-            return draw([Outcome(**trial) for trial in result.metrics["trials"]])
+            return draw(outcomes_of(result))
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise LabError(
-                f"{run.path / 'result.json'} lacks numbers that its figures need ({reason(error)}): "
-                "show the run with the version of hebbian-softmax that wrote it"
-            ) from error
+            raise LabError(f"{run.path}: {_foreign(error)}") from error
 
     def tables_so_far(self, run: Run) -> list[Table]:
         """Return the tables with the seeds that all rows have; none before there is such a seed."""
@@ -170,6 +167,21 @@ class Experiment(Recipe, Generic[S]):
 
     def _all_tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
         return [*self.tables(outcomes), settings_table(outcomes), *tuning_tables(outcomes)]
+
+
+def outcomes_of(result: Result) -> list[Outcome]:
+    """Return the outcomes of the trials that a result consists of."""
+    try:
+        return [Outcome(**trial) for trial in result.metrics["trials"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(_foreign(error)) from error
+
+
+def _foreign(error: Exception) -> str:
+    return (
+        f"the result lacks numbers of its trials ({reason(error)}): "
+        "show the run with the version of hebbian-softmax that wrote it"
+    )
 
 
 def draw(outcomes: Sequence[Outcome]) -> dict[str, bytes]:

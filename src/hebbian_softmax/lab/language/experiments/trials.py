@@ -25,7 +25,6 @@ from hebbian_softmax.lab.base.runs import Run, config_now, open_run
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import (
-    Score,
     Scores,
     as_plain,
     measure_all,
@@ -96,8 +95,6 @@ class Outcome:
             raise TypeError("its settings, scores or records are of another type")
         if not all(isinstance(value, int | float) for value in (self.steps, self.words, self.seconds)):
             raise TypeError("its steps, words or seconds are not numbers")
-        for score in self.scores.values():
-            Score(**score)
 
     @property
     def valid(self) -> float:
