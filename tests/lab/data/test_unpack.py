@@ -131,9 +131,13 @@ def test_damage_that_comes_up_while_reading_is_an_error_that_names_the_archive(t
     content = bytearray(path.read_bytes())
     content[len(content) * 3 // 4] ^= 1
     path.write_bytes(content)
-    with pytest.raises(LabError, match=rf"{re.escape(str(path))} cannot be read \(.*\): replace it with a whole one"):
+
+    def read_all() -> None:
         if unpack.is_archive(path):
             assert all(length(file) for _, file in read_texts(path))
         else:
             with opened(path) as file:
                 length(file)
+
+    with pytest.raises(LabError, match=rf"{re.escape(str(path))} cannot be read \(.*\): replace it with a whole one"):
+        read_all()

@@ -86,7 +86,8 @@ def write_inputs(world: Path) -> None:
     write(world / "packed", {"train.txt.xz": lzma.compress(texts["train"].encode())})
     write(world / "packed" / "train.zip", {"train.txt": texts["train"]})
     write(world / "packed" / "train.tar.xz", {"train.txt": texts["train"]})
-    write(world / "packed", {"train.tar": tarred({"train.txt": texts["train"].encode()})})
+    tar = tarred({"train.txt": texts["train"].encode()})
+    write(world / "packed", {"train.tar": tar, "train.tar.gz": gzip.compress(tar, mtime=0)})
     news = [(day, lines(draw, 20)) for days in DAYS.values() for day in days]
     write(data, {"news/reuters-21578.jsonl": articles(news)})
     write(world / "packed", {"news.jsonl.xz": lzma.compress(articles(news).encode())})

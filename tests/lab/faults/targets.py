@@ -78,6 +78,7 @@ DAMAGED = [
     Damaged("text.xz, prepare", "packed/train.txt.xz", "inputs", _texts("packed/train.txt.xz"), packed=True),
     Damaged("texts.zip, prepare", "packed/train.zip", "inputs", _texts("packed/train.zip"), packed=True),
     Damaged("texts.tar.xz, prepare", "packed/train.tar.xz", "inputs", _texts("packed/train.tar.xz"), packed=True),
+    Damaged("texts.tar.gz, prepare", "packed/train.tar.gz", "inputs", _texts("packed/train.tar.gz"), packed=True),
     Damaged("texts.tar, prepare", "packed/train.tar", "inputs", _texts("packed/train.tar"), source=True),
     Damaged("dated news, prepare", "data/news/*.jsonl", "inputs", REUTERS_ALONE, source=True),
     Damaged("dated news.xz, prepare", "packed/news.jsonl.xz", "inputs", NEWS, packed=True),
