@@ -23,7 +23,7 @@ from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import adopt_linear, adopt_state
+from hebbian_softmax.state import adopt_linear, adopt_state, check_counts, ensure_filled, follow_weight, signature
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -74,6 +74,7 @@ class HebbianSoftmax(nn.Linear):
 
     counts: Tensor
     nonfinite_count: Tensor
+    filled: Tensor
     running: RunningStatistics
 
     def __init__(
@@ -111,6 +112,9 @@ class HebbianSoftmax(nn.Linear):
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        self.register_buffer("filled", signature(self.weight.device))
+        self.checked_filled: Tensor | None = None
+        """The buffer ``filled`` that was found to have its value; the check reads from the device."""
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
@@ -233,6 +237,7 @@ class HebbianSoftmax(nn.Linear):
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
+            follow_weight(self)
             if _torch.is_sharded(weight_of_head):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
@@ -272,6 +277,7 @@ class HebbianSoftmax(nn.Linear):
         next gradient of the weight that no other call explains makes its activations pending.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        follow_weight(self)
         self._check_values(flat_targets)
         if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
@@ -332,6 +338,8 @@ class HebbianSoftmax(nn.Linear):
                     "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
                     "one, and so does head.detach()"
                 )
+        ensure_filled(self)
+        follow_weight(self, attaching=True)
         attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
         self.detach()
         self._attachment = attachment
@@ -349,6 +357,8 @@ class HebbianSoftmax(nn.Linear):
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        ensure_filled(self)
+        follow_weight(self)
         self._check_values(flat_targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
@@ -373,6 +383,8 @@ class HebbianSoftmax(nn.Linear):
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         attached = self._attachment.optimizer() if self._attachment is not None else None
+        ensure_filled(self)
+        follow_weight(self)
         found = {id(each): each for each in (optimizer, attached) if each is not None}
         grow(self, n, list(found.values()))
 
@@ -385,10 +397,20 @@ class HebbianSoftmax(nn.Linear):
         """Initialise the head anew, and forget what was counted."""
         super().reset_parameters()
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
-            self.counts.zero_()
-            self.nonfinite_count.zero_()
-            self._nonfinite_told = 0
-            self.running.reset()
+            self.reset_memory()
+
+    @torch.no_grad()
+    def reset_memory(self, counts: Tensor | int = 0) -> None:
+        """Set the counts, one number or one for each class, and forget the running values; the rows stay.
+
+        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
+        device, and whose buffers were neither loaded nor initialised, needs this call.
+        """
+        self.counts.copy_(check_counts(counts, self.num_classes))
+        self.nonfinite_count.zero_()
+        self._nonfinite_told = 0
+        self.running.reset()
+        self.filled.copy_(signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""

@@ -225,7 +225,9 @@ def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
     if not any(parameter is weight for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError(
             "optimizer does not hold head.weight; make the optimizer from the parameters that are trained now "
-            "(after tying, loading, moving and fully_shard), then attach"
+            "(after tying, loading, moving and fully_shard), then attach. If another layer has taken the head's place "
+            "(resize_token_embeddings of transformers puts a plain nn.Linear there), put the head back, grown with "
+            "head.add_classes(n)"
         )
     return optimizer
 
