@@ -199,9 +199,10 @@ class HebbianSoftmax(nn.Linear):
             if self.context_key is None:
                 return super().forward(input)
             return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
-        logits = super().forward(input)
         if self._attachment is None and self.context is None:
-            return logits
+            return super().forward(input)
+        known = self._attachment is not None and self._attachment.frozen_inputs.knows(input)
+        logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
         target_context.watch(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
         if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
@@ -386,7 +387,11 @@ class HebbianSoftmax(nn.Linear):
         ensure_filled(self)
         follow_weight(self)
         found = {id(each): each for each in (optimizer, attached) if each is not None}
+        if self._attachment is not None:
+            self._attachment.pending.drop_cleared()
         grow(self, n, list(found.values()))
+        if self._attachment is not None:
+            self._attachment.pending.note_gradient()  # which is a new tensor
 
     def new_rows(self, n: int) -> Tensor:
         """Return initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""

@@ -137,7 +137,7 @@ class Pending:
             return
         self._begun = now
         self.drop_cleared()
-        _torch.call_after_backward(partial(_torch.call_after_backward, self._end_pass))
+        _torch.call_after_backward(partial(_torch.call_after_backward, self.note_gradient))
 
     def drop_cleared(self) -> None:
         """Forget the activations whose gradient was cleared."""
@@ -215,8 +215,8 @@ class Pending:
                 _count(entry.content, False)  # another backward pass makes it pending again
         self._entries = [entry for entry in self._entries if not entry.has_gradient]
 
-    def _end_pass(self) -> None:
-        """Remember with which gradient the pass has ended; what was pending before it belongs to this gradient."""
+    def note_gradient(self) -> None:
+        """Remember the gradient as it is now, at the end of a backward pass; what is pending belongs to it."""
         grad = self.parameter.grad
         if grad is None or self._closed:
             return
