@@ -227,6 +227,22 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
 
 
 @COMPILES
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_model_that_ends_in_the_head_is_one_graph(attached: bool, training: bool) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)).train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if attached:
+        model[1].attach(optimizer)
+    for x in (torch.randn(5, 3), torch.randn(5, 3).requires_grad_()):
+        assert torch._dynamo.explain(model)(x).graph_count == 1
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), model(x))
+        assert torch._dynamo.explain(model[1])(torch.randn(5, 4)).graph_count == 1  # frozen features
+
+
+@COMPILES
 def test_loss_costs_at_most_one_graph_break() -> None:
     model, _optimizer = attached_classifier()
     x, y = torch.randn(5, 3), torch.randint(6, (5,))
