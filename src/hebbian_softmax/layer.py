@@ -273,9 +273,9 @@ class HebbianSoftmax(nn.Linear):
         """Remember activations for a loss of your own; call this before the backward pass of that loss.
 
         ``h`` is the tensor that the head is called with, or one from which that tensor is computed. Its activations
-        become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph has
-        made (frozen features), the gradient of ``head(h)`` counts, or that of ``head.weight`` where it is used next. If
-        the weight is taken from elsewhere, such as a tied embedding, the next gradient that no other call explains
+        become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph
+        has made (frozen features), the gradient of ``head(h)`` counts, or that of the next use of ``head.weight``. If
+        the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
         counts.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
