@@ -304,6 +304,9 @@ class HebbianSoftmax(nn.Linear):
         The state of ``optimizer``, and that of the attached optimizer, grows as well, and so do modules that share the
         weight (a tied embedding). New rows are initialised like those of a new head, with count 0 and bias 0. A loss
         that was computed before can no longer be backpropagated: its backward pass raises an error.
+
+        On a CPU there is then memory for an eighth more rows, so that adding single classes copies the matrix rarely.
+        A gradient that was made since the last growth is copied; clear it first if it is no longer needed.
         """
         n = checks.check_integer("n", n, 1)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
