@@ -92,7 +92,8 @@ def appended(tensor: Tensor, rows: Tensor) -> Tensor:
     copies = storage is None
     if storage is None:
         storage = torch.UntypedStorage(needed + needed // _SPARE)
-    grown = tensor.new_empty(0).set_(storage[:needed], 0, size)  # type: ignore[call-overload]
+    grown = tensor.new_empty(0)
+    grown.set_(storage[:needed], 0, size)  # type: ignore[call-overload]
     if copies:
         grown[:old] = tensor
         for address in [address for address, reserve in _reserves.items() if reserve.storage() is None]:
@@ -103,7 +104,7 @@ def appended(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _spare_memory(tensor: Tensor, needed: int) -> torch.UntypedStorage | None:
-    """Return memory of at least ``needed`` bytes that begins with ``tensor`` and is unused after it, if there is any."""
+    """Return memory of ``needed`` bytes or more that begins with ``tensor`` and is unused after it, if any is."""
     own = tensor.untyped_storage()
     reserve = _reserves.get(own.data_ptr())
     storage = None if reserve is None else reserve.storage()

@@ -19,9 +19,10 @@ from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
 from hebbian_softmax.loss.dtypes import product_dtype
+from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
+from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.state import adopt_linear, adopt_state
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
@@ -44,7 +45,7 @@ class HebbianSoftmax(nn.Linear):
 
     Args:
         in_features: size of the activations h.
-        num_classes: number of rows of the matrix.
+        num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
         limit: T, the number of occurrences after which a class is left to gradient descent.
         rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
@@ -93,15 +94,15 @@ class HebbianSoftmax(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         in_features = checks.check_integer("in_features", in_features, 1)
-        num_classes = checks.check_integer("num_classes", num_classes, 1)
+        num_classes = checks.check_integer("num_classes", num_classes, 0)
         gamma = checks.check_number("gamma", gamma, 0, 1)
-        limit = checks.check_integer("limit", limit, 0)
+        limit = checks.check_integer("limit", limit, 0, LARGEST_COUNT)
         rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
         scale = checks.check_scale(scale)
         center = checks.check_flag("center", center)
-        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63))
+        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, bias, device, dtype)
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
@@ -146,11 +147,28 @@ class HebbianSoftmax(nn.Linear):
         adopt_linear(head, linear, counts)
         return head.train(linear.training)
 
+    def to_linear(self) -> nn.Linear:
+        """Return a plain ``nn.Linear`` that has the parameters of this head, not copies of them.
+
+        This is the inverse of :meth:`from_linear`, for tools that know ``nn.Linear`` only. What is memorised is in the
+        rows, so the outputs are the same. The two share their parameters until one gets others: training one changes
+        both, and ``add_classes`` grows both.
+
+        >>> head = HebbianSoftmax(8, 10, gamma=0.1, limit=50)
+        >>> head.to_linear().weight is head.weight
+        True
+        """
+        weight = checks.check_weight(self)
+        linear = nn.Linear(self.in_features, 1, self.bias is not None, "meta", weight.dtype)
+        linear.weight, linear.bias, linear.out_features = weight, self.bias, self.num_classes
+        return linear.train(self.training)
+
     @staticmethod
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
         """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
 
-        Classes that never occur are left out.
+        Classes that never occur are left out. γ is at most 1/2: the formula gives 1 where a class occurs once in an
+        epoch, and then every occurrence would overwrite the whole row. (The paper itself tried γ from 0.05 to 0.25.)
 
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)
@@ -208,8 +226,11 @@ class HebbianSoftmax(nn.Linear):
         It is ``F.cross_entropy(head(dropout(h)), targets, ...)``, where ``weight`` stands for the class weights; but
         where every target is ignored it is 0 with zero gradients. The activations are memorised at the optimizer step
         that applies the gradient of this loss.
+
+        Targets may also be probabilities (..., num_classes), as from mixup or a teacher. An activation is then
+        memorised for the class that has more than half of the probability; where no class has, it is not memorised.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, self.weight)
         if not torch.compiler.is_compiling():
@@ -220,20 +241,18 @@ class HebbianSoftmax(nn.Linear):
         copy = self._copy_for(h)
         if copy is None:
             check_same_dtype(self.weight, h)
-        loss = cross_entropy(
-            F.dropout(flat, self.dropout, self.training),
-            self.weight,
-            flat_targets,
-            linear_bias=self.bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=label_smoothing,
-            zero_if_empty=True,
-            copy=copy,
-        )
+        dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
+        if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
+            dropped, copy = dropped.to(self.weight.dtype), None
+        options: dict[str, Any] = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+        if soft:
+            loss = soft_cross_entropy(dropped, self.weight, flat_targets, linear_bias=self.bias, **options)
+            flat_targets = checks.majority_class(flat_targets, self.ignore_index)
+        else:
+            options |= {"ignore_index": self.ignore_index, "zero_if_empty": True, "copy": copy}
+            loss = cross_entropy(dropped, self.weight, flat_targets, linear_bias=self.bias, **options)
         if reduction == "none":
-            loss = loss.view(targets.shape)
+            loss = loss.view(h.shape[:-1])
         if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
             assert self._attachment is not None
             self._attachment.watch_weight()
@@ -322,7 +341,8 @@ class HebbianSoftmax(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
-        super().reset_parameters()
+        if self.weight.numel():  # torch warns about tensors without elements
+            super().reset_parameters()
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
             self.counts.zero_()
             self.nonfinite_count.zero_()
@@ -373,6 +393,9 @@ class HebbianSoftmax(nn.Linear):
         return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
     def _check_values(self, targets: Tensor) -> None:
+        if targets.is_floating_point():
+            checks.check_probabilities(targets)
+            return
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hebbian_softmax.rule import LARGEST_COUNT
+
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
@@ -15,10 +17,14 @@ _log = logging.getLogger("hebbian_softmax")
 
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
-    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that."""
+    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that.
+
+    It is a warning only where the rule goes on to write trained rows.
+    """
     count = torch.tensor([head.limit])
     rate = float(head.rate(count, torch.ones_like(count)))
-    _log.warning(
+    _log.log(
+        logging.INFO if rate == 0 else logging.WARNING,
         "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): %s. %s overrides that.",
         head.num_classes,
         head.limit,
@@ -35,15 +41,28 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     if counts is None:
         tell_familiar(head, "The argument counts=")
     else:
-        given = torch.as_tensor(counts)
-        if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
-            raise ValueError(f"counts must be integers >= 0, one or {linear.out_features} of them, got {counts!r}")
-        new_counts.copy_(given)
+        new_counts.copy_(_checked_counts(counts, linear.out_features))
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.counts.copy_(new_counts)
     head.nonfinite_count.zero_()
     head.running.reset()
+
+
+def _checked_counts(counts: Tensor | int, classes: int) -> Tensor:
+    """Return ``counts`` as int64 if they are integers that fit, one or as many as there are classes."""
+    try:
+        given = torch.as_tensor(counts)
+        # As int64, numbers too large for it are negative.
+        good = not given.dtype.is_floating_point and not given.dtype.is_complex and given.dtype != torch.bool
+        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"counts must be integers >= 0, one or {classes} of them, each at most {LARGEST_COUNT}, got {counts!r}"
+        )
+    return given.long()
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
