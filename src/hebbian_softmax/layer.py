@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch, checks
+from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
@@ -116,6 +117,10 @@ class HebbianSoftmax(nn.Linear):
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
+        self.context: target_context.Targets | None = None
+        """The open context of :meth:`targets`."""
+        self.context_key: int | None = None
+        """The number under which a compiled graph finds the context; None while there is none."""
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -204,12 +209,26 @@ class HebbianSoftmax(nn.Linear):
         return total
 
     def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # first, and without a look at the graph, so that this stays one graph
+            if self.context_key is None:
+                return super().forward(input)
+            return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
         logits = super().forward(input)
-        lone = logits.requires_grad and input.grad_fn is None and not torch.compiler.is_compiling()
-        if lone and self._attachment is not None and self._remembers():  # an input that no graph has made
+        if self._attachment is None and self.context is None:
+            return logits
+        target_context.watch(self, input, logits)
+        # What remember() was given may be this input, which no graph has made.
+        if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
             self._attachment.watch_weight()
             self._attachment.frozen_inputs.seen(input, logits)
         return logits
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
+        value = super().__getattr__(name)
+        if name != "weight" or torch.compiler.is_compiling() or self.__dict__.get("_attachment") is None:
+            return value
+        return self.__dict__["_attachment"].frozen_inputs.alias(value)
 
     def loss(
         self,
@@ -231,30 +250,34 @@ class HebbianSoftmax(nn.Linear):
         memorised for the class that has more than half of the probability; where no class has, it is not memorised.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
+        weight_of_head = self._own_weight()
         check_options(reduction, self.ignore_index, label_smoothing)
-        check_class_weight(weight, self.weight)
+        check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
-            if _torch.is_sharded(self.weight):
-                refuse_sharded(self.weight, h)
-            checks.check_same_place(self.weight, h)
+            if _torch.is_sharded(weight_of_head):
+                refuse_sharded(weight_of_head, h)
+            checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
         copy = self._copy_for(h)
         if copy is None:
-            check_same_dtype(self.weight, h)
+            check_same_dtype(weight_of_head, h)
         dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
         if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
-            dropped, copy = dropped.to(self.weight.dtype), None
+            dropped, copy = dropped.to(weight_of_head.dtype), None
         options: dict[str, Any] = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
         if soft:
-            loss = soft_cross_entropy(dropped, self.weight, flat_targets, linear_bias=self.bias, **options)
+            loss = soft_cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
             flat_targets = checks.majority_class(flat_targets, self.ignore_index)
         else:
             options |= {"ignore_index": self.ignore_index, "zero_if_empty": True, "copy": copy}
-            loss = cross_entropy(dropped, self.weight, flat_targets, linear_bias=self.bias, **options)
+            loss = cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
         if reduction == "none":
             loss = loss.view(h.shape[:-1])
-        if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
+        if self._attachment is not None and not remember:
+            self._attachment.pending.asked = True
+        if remember and torch.is_grad_enabled() and self.remembers(warn_at=3):
             assert self._attachment is not None
+            self._attachment.pending.asked = True
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
         return loss
@@ -269,18 +292,50 @@ class HebbianSoftmax(nn.Linear):
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         self._check_values(flat_targets)
-        if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
+        if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
         self._attachment.remember(h, flat, flat_targets)
+
+    def targets(self, targets: Tensor, *, shift: bool = False) -> target_context.Targets:
+        """Return a context in which one call of the head, made by any model around it, is remembered for ``targets``.
+
+        >>> model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), HebbianSoftmax(8, 10, gamma=0.1, limit=50))
+        >>> head, optimizer = model[-1], torch.optim.Adam(model.parameters())
+        >>> handle = head.attach(optimizer)
+        >>> x, y = torch.randn(4, 20), torch.tensor([3, 1, 4, 1])
+        >>> with head.targets(y):
+        ...     loss = F.cross_entropy(model(x), y)
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> head.counts[:5].tolist()
+        [0, 2, 0, 1, 1]
+
+        The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
+        class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
+        activation at a position is remembered for the label of the next one. As with :meth:`loss`, the activations
+        become pending in the backward pass, which may come after the context. In eval mode and under ``no_grad``
+        nothing is remembered.
+        """
+        return target_context.Targets(self, targets, shift)
 
     @property
     def attachment(self) -> Attachment | None:
         """The handle that :meth:`attach` returned, until it is removed."""
         return self._attachment
 
-    def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
-        """Let every real step of ``optimizer`` end with the rule's write, until ``remove()`` of the handle is called.
+    def attach(
+        self,
+        optimizer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        replace: bool = False,
+    ) -> Attachment:
+        """Let every real step of ``optimizer`` end with the rule's write, until :meth:`detach`.
+
+        ``replace=True`` lets go of an earlier optimizer that still lives, as in a second ``fit``; what awaits its step
+        is forgotten. The optimizer may be wrapped, as accelerate and Lightning do it. The handle that is returned has
+        ``remove()``, too.
 
         An optimizer of :mod:`hebbian_softmax.optim` that was made with ``head=`` is attached already, and its handle is
         returned. In data-parallel training all ranks of ``process_group`` (by default all ranks, once the default group
@@ -291,11 +346,20 @@ class HebbianSoftmax(nn.Linear):
             made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
             if self._attachment.active and made_with_it and process_group is None:
                 return self._attachment
-            if self._attachment.active:
-                raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")
+            if self._attachment.active and not checks.check_flag("replace", replace):
+                raise RuntimeError(
+                    "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
+                    "one, and so does head.detach()"
+                )
+        attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
+        self.detach()
+        self._attachment = attachment
+        return attachment
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`: steps no longer write, and what is pending is forgotten. Without one, do nothing."""
+        if self._attachment is not None:
             self._attachment.remove()
-        self._attachment = Attachment(self, optimizer, process_group)
-        return self._attachment
 
     @torch.no_grad()
     def memorize(self, h: Tensor, targets: Tensor) -> None:
@@ -366,7 +430,7 @@ class HebbianSoftmax(nn.Linear):
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
         )
 
-    def _remembers(self, warn_at: int | None = None) -> bool:
+    def remembers(self, warn_at: int | None = None) -> bool:
         """Return whether activations are remembered now: while training, on an attached head.
 
         ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
@@ -392,6 +456,11 @@ class HebbianSoftmax(nn.Linear):
             return None
         return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
+    def _own_weight(self) -> Tensor:
+        """Return the weight itself, never an alias of it."""
+        own = None if torch.compiler.is_compiling() else _torch.own_parameter(self, "weight")
+        return self.weight if own is None else own
+
     def _check_values(self, targets: Tensor) -> None:
         if targets.is_floating_point():
             checks.check_probabilities(targets)
@@ -400,7 +469,13 @@ class HebbianSoftmax(nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {"_attachment": None, "checked_gradients": set(), "low_precision": None}
+        return self.__dict__ | {
+            "_attachment": None,
+            "context": None,
+            "context_key": None,
+            "checked_gradients": set(),
+            "low_precision": None,
+        }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)
