@@ -130,3 +130,20 @@ def test_state_and_copies() -> None:
     with pytest.raises(ValueError, match="add_classes"):
         twin.load_state_dict(copied.state_dict())
     assert HebbianSoftmax.from_linear(copied.to_linear(), **OK).counts.tolist() == [9, 9]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.optim.Adam, OnePassAdam, OnePassRMSprop])
+def test_on_a_gpu(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    head = HebbianSoftmax(4, 0, device="cuda", **OK)
+    optimizer = kind(head.parameters(), lr=0.01, **({} if kind is torch.optim.Adam else {"head": head}))
+    head.attach(optimizer)
+    for dtype in (torch.float32, torch.bfloat16):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            h = torch.randn(3, 4, device="cuda", requires_grad=True)
+            head.loss(h, torch.full((3,), -100, device="cuda")).backward()
+        optimizer.step()
+    head.add_classes(2)
+    train(head, optimizer, (1, 1))
+    assert head.counts.tolist() == [0, 2]
