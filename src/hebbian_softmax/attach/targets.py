@@ -39,9 +39,8 @@ class Targets:
         head = self._head
         if head.context is not None:
             raise RuntimeError("head.targets(...) is open already; leave that context before opening another")
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled
-            _define_operators()
-        _HEADS[id(head)] = head
+        if not torch.compiler.is_compiling():
+            register(head)
         head.context, head.context_key = self, id(head)
         self._called = False
 
@@ -146,6 +145,13 @@ class WatchedCalls:
 _NOBODY = -1
 _HEADS: weakref.WeakValueDictionary[int, HebbianSoftmax] = weakref.WeakValueDictionary()
 _are_defined = False
+
+
+def register(head: HebbianSoftmax) -> None:
+    """Let compiled graphs find ``head`` by its number."""
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+        _define_operators()
+    _HEADS[id(head)] = head
 
 
 def watch(head: HebbianSoftmax, h: Tensor, logits: Tensor) -> None:
