@@ -67,8 +67,8 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = HebbianSoftmax(4, 6, bias=True, **OK)
-    names = ["weight", "bias", "counts", "nonfinite_count", "running.mean", "running.norms", "running.batches"]
-    assert list(head.state_dict()) == names
+    memory = ["counts", "nonfinite_count", "filled", "running.mean", "running.norms", "running.batches"]
+    assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 
 
@@ -230,6 +230,22 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
     assert int(results[0]["head.counts"].sum()) == 30
     for name, value in results[0].items():
         torch.testing.assert_close(results[1][name], value, rtol=1e-9, atol=1e-9)
+
+
+@COMPILES
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_model_that_ends_in_the_head_is_one_graph(attached: bool, training: bool) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)).train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if attached:
+        model[1].attach(optimizer)
+    for x in (torch.randn(5, 3), torch.randn(5, 3).requires_grad_()):
+        assert torch._dynamo.explain(model)(x).graph_count == 1
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), model(x))
+        assert torch._dynamo.explain(model[1])(torch.randn(5, 4)).graph_count == 1  # frozen features
 
 
 @COMPILES

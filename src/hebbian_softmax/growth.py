@@ -61,7 +61,7 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
     sharers = [module for module in _holders_of(weight) if module is not head]
     _refuse_what_cannot_grow(head, sharers)
     parameters = [weight] if head.bias is None else [weight, head.bias]
-    new_rows = head.new_rows(n)
+    new_rows = nn.init.kaiming_uniform_(weight.new_empty(n, head.in_features), a=math.sqrt(5))  # as in nn.Linear
     new_bias = weight.new_zeros(n)
     with torch.no_grad():
         for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):

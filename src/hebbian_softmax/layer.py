@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +18,11 @@ from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
-from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import adopt_linear, adopt_state
+from hebbian_softmax.state import adopt_linear, adopt_state, check_counts, ensure_filled, follow_weight, signature
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -75,6 +73,7 @@ class HebbianSoftmax(nn.Linear):
 
     counts: Tensor
     nonfinite_count: Tensor
+    filled: Tensor
     running: RunningStatistics
 
     def __init__(
@@ -112,6 +111,9 @@ class HebbianSoftmax(nn.Linear):
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        self.register_buffer("filled", signature(self.weight.device))
+        self.checked_filled: Tensor | None = None
+        """The buffer ``filled`` that was found to have its value; the check reads from the device."""
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
@@ -213,9 +215,10 @@ class HebbianSoftmax(nn.Linear):
             if self.context_key is None:
                 return super().forward(input)
             return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
-        logits = super().forward(input)
         if self._attachment is None and self.context is None:
-            return logits
+            return super().forward(input)
+        known = self._attachment is not None and self._attachment.frozen_inputs.knows(input)
+        logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
         target_context.watch(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
         if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
@@ -254,11 +257,12 @@ class HebbianSoftmax(nn.Linear):
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
+            follow_weight(self)
             if _torch.is_sharded(weight_of_head):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
-        copy = self._copy_for(h)
+        copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
         dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
@@ -286,11 +290,13 @@ class HebbianSoftmax(nn.Linear):
         """Remember activations for a loss of your own; call this before the backward pass of that loss.
 
         ``h`` is the tensor that the head is called with, or one from which that tensor is computed. Its activations
-        become pending when a backward pass gives a gradient to both ``h`` and the weight. An ``h`` that no graph has
-        made (frozen features) is recognised when the head is called with it. If the head is never called with it, the
-        next gradient of the weight that no other call explains makes its activations pending.
+        become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph
+        has made (frozen features), the gradient of ``head(h)`` counts, or that of the next use of ``head.weight``. If
+        the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
+        counts.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        follow_weight(self)
         self._check_values(flat_targets)
         if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
@@ -351,6 +357,8 @@ class HebbianSoftmax(nn.Linear):
                     "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
                     "one, and so does head.detach()"
                 )
+        ensure_filled(self)
+        follow_weight(self, attaching=True)
         attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
         self.detach()
         self._attachment = attachment
@@ -368,6 +376,8 @@ class HebbianSoftmax(nn.Linear):
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        ensure_filled(self)
+        follow_weight(self)
         self._check_values(flat_targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
@@ -395,23 +405,34 @@ class HebbianSoftmax(nn.Linear):
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         attached = self._attachment.optimizer() if self._attachment is not None else None
+        ensure_filled(self)
+        follow_weight(self)
         found = {id(each): each for each in (optimizer, attached) if each is not None}
+        if self._attachment is not None:
+            self._attachment.pending.drop_cleared()
         grow(self, n, list(found.values()))
-
-    def new_rows(self, n: int) -> Tensor:
-        """Return initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
-        rows = self.weight.new_empty(n, self.in_features)
-        return nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
+        if self._attachment is not None:
+            self._attachment.pending.note_gradient()  # which is a new tensor
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
         if self.weight.numel():  # torch warns about tensors without elements
             super().reset_parameters()
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
-            self.counts.zero_()
-            self.nonfinite_count.zero_()
-            self._nonfinite_told = 0
-            self.running.reset()
+            self.reset_memory()
+
+    @torch.no_grad()
+    def reset_memory(self, counts: Tensor | int = 0) -> None:
+        """Set the counts, one number or one for each class, and forget the running values; the rows stay.
+
+        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
+        device, and whose buffers were neither loaded nor initialised, needs this call.
+        """
+        self.counts.copy_(check_counts(counts, self.num_classes))
+        self.nonfinite_count.zero_()
+        self._nonfinite_told = 0
+        self.running.reset()
+        self.filled.copy_(signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""
@@ -447,14 +468,6 @@ class HebbianSoftmax(nn.Linear):
                 stacklevel=warn_at,
             )
         return attached
-
-    def _copy_for(self, h: Tensor) -> Tensor | None:
-        """Return the weight's copy in bfloat16 if there is one and products with ``h`` run in bfloat16."""
-        if self.low_precision is None or torch.compiler.is_compiling() or _torch.is_transforming():
-            return None  # in a transform the weight is a wrapper without memory
-        if h.dtype == torch.float32 and not torch.is_autocast_enabled(h.device.type):
-            return None
-        return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
     def _own_weight(self) -> Tensor:
         """Return the weight itself, never an alias of it."""

@@ -38,10 +38,7 @@ class Attachment:
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
         # large matrix is freed together with its owners.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        clears_unseen = bool(optimizer.defaults.get("foreach") or optimizer.defaults.get("fused"))
-        self.pending = (
-            ShardedPending(head, weight) if _torch.is_sharded(weight) else Pending(head, weight, clears_unseen)
-        )
+        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
         self.watched_calls = WatchedCalls()
         self._warned_of_nothing = False
@@ -225,7 +222,9 @@ def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
     if not any(parameter is weight for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError(
             "optimizer does not hold head.weight; make the optimizer from the parameters that are trained now "
-            "(after tying, loading, moving and fully_shard), then attach"
+            "(after tying, loading, moving and fully_shard), then attach. If another layer has taken the head's place "
+            "(resize_token_embeddings of transformers puts a plain nn.Linear there), put the head back, grown with "
+            "head.add_classes(n)"
         )
     return optimizer
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import _torch, checks
+from hebbian_softmax.state import follow_weight
 from hebbian_softmax.write.activations import Call
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Targets:
                 "a context for each call"
             )
         flat, targets = checks.check_batch(h, self._aligned(h), features=head.in_features)
+        follow_weight(head)
         if _torch.is_transforming():  # torch.func differentiates copies, which no optimizer steps
             self._called = True
             return None
