@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.distributed import fsdp_modules, live_modules
+from hebbian_softmax.state import ensure_filled, follow_weight
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -55,19 +56,24 @@ _holders: dict[int, _Holders] = {}
 
 def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) -> None:
     """Append ``n`` rows to weight, bias, counts, their gradients and the optimizers' per-row state."""
-    if is_sharded(head.weight) or fsdp_modules(head):
-        raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
+    ensure_filled(head)
+    follow_weight(head)
     weight = check_weight(head)
+    if is_sharded(weight) or fsdp_modules(head):
+        raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
     sharers = [module for module in _holders_of(weight) if module is not head]
     _refuse_what_cannot_grow(head, sharers)
     parameters = [weight] if head.bias is None else [weight, head.bias]
+    pending = None if head.attachment is None else head.attachment.pending
+    if pending is not None:
+        pending.drop_cleared()
     new_rows = nn.init.kaiming_uniform_(weight.new_empty(n, head.in_features), a=math.sqrt(5))  # as in nn.Linear
     new_bias = weight.new_zeros(n)
     with torch.no_grad():
         for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):
             old = parameter.shape[0]
             _extend(parameter, rows.to(parameter.dtype))
-            if id(parameter) not in head.checked_gradients:
+            if id(parameter) not in head.checked_gradients and parameter.requires_grad:
                 head.checked_gradients.add(id(parameter))
                 parameter.register_hook(partial(_check_gradient, weakref.ref(parameter)))
             for optimizer in optimizers:
@@ -75,6 +81,8 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
     head.counts = appended(head.counts, head.counts.new_zeros(n))
     for module in (head, *sharers):
         _follow(module, weight.shape[0])
+    if pending is not None:
+        pending.note_gradient()  # which is a new tensor
 
 
 def appended(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -146,7 +154,7 @@ def _grow_state(optimizer: torch.optim.Optimizer, parameter: Tensor, old: int, n
 
 
 def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> None:
-    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(head.weight):
+    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(check_weight(head)):
         raise RuntimeError("add_classes cannot grow a head inside DistributedDataParallel; grow it before wrapping")
     for module in sharers:
         own_bias = getattr(module, "bias", None) is not head.bias and getattr(module, "bias", None) is not None

@@ -112,17 +112,14 @@ class HebbianSoftmax(nn.Linear):
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.register_buffer("filled", signature(self.weight.device))
-        self.checked_filled: Tensor | None = None
-        """The buffer ``filled`` that was found to have its value; the check reads from the device."""
+        self.checked_filled: Tensor | None = None  # the buffer that was found to have its value, to check it once
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
-        self.context: target_context.Targets | None = None
-        """The open context of :meth:`targets`."""
-        self.context_key: int | None = None
-        """The number under which a compiled graph finds the context; None while there is none."""
+        self.context: target_context.Targets | None = None  # the open context of targets()
+        self.context_key: int | None = None  # the number under which a compiled graph finds it; None while none is open
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -277,11 +274,10 @@ class HebbianSoftmax(nn.Linear):
             loss = cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
         if reduction == "none":
             loss = loss.view(h.shape[:-1])
-        if self._attachment is not None and not remember:
+        if self._attachment is not None:
             self._attachment.pending.asked = True
         if remember and torch.is_grad_enabled() and self.remembers(warn_at=3):
             assert self._attachment is not None
-            self._attachment.pending.asked = True
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
         return loss
@@ -319,9 +315,8 @@ class HebbianSoftmax(nn.Linear):
 
         The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
         class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
-        activation at a position is remembered for the label of the next one. As with :meth:`loss`, the activations
-        become pending in the backward pass, which may come after the context. In eval mode and under ``no_grad``
-        nothing is remembered.
+        activation at a position is remembered for the label of the next one. The backward pass may come after the
+        context. In eval mode and under ``no_grad`` nothing is remembered.
         """
         return target_context.Targets(self, targets, shift)
 
@@ -405,14 +400,8 @@ class HebbianSoftmax(nn.Linear):
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         attached = self._attachment.optimizer() if self._attachment is not None else None
-        ensure_filled(self)
-        follow_weight(self)
         found = {id(each): each for each in (optimizer, attached) if each is not None}
-        if self._attachment is not None:
-            self._attachment.pending.drop_cleared()
         grow(self, n, list(found.values()))
-        if self._attachment is not None:
-            self._attachment.pending.note_gradient()  # which is a new tensor
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""

@@ -60,22 +60,6 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.reset_memory(new_counts)
 
 
-def check_counts(counts: Tensor | int, classes: int) -> Tensor:
-    """Return ``counts`` as int64 if they are integers that fit, one or as many as there are classes."""
-    try:
-        given = torch.as_tensor(counts)
-        # As int64, numbers too large for it are negative.
-        good = not given.dtype.is_floating_point and not given.dtype.is_complex and given.dtype != torch.bool
-        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        good = False
-    if not good:
-        raise ValueError(
-            f"counts must be integers >= 0, one or {classes} of them, each at most {LARGEST_COUNT}, got {counts!r}"
-        )
-    return given.long()
-
-
 def ensure_filled(head: HebbianSoftmax) -> None:
     """Give the buffers of a head their values if they were only allocated, or say how to give them.
 
@@ -118,6 +102,22 @@ def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
     head.counts = torch.cat([head.counts, head.counts.new_zeros(rows - counted)])
     head.out_features = rows
     _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
+
+
+def check_counts(counts: Tensor | int, classes: int) -> Tensor:
+    """Return ``counts`` as int64 if they are integers that fit, one or as many as there are classes."""
+    try:
+        given = torch.as_tensor(counts)
+        # As int64, numbers too large for it are negative.
+        good = not given.dtype.is_floating_point and not given.dtype.is_complex and given.dtype != torch.bool
+        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"counts must be integers >= 0, one or {classes} of them, each at most {LARGEST_COUNT}, got {counts!r}"
+        )
+    return given.long()
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
