@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
-from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -261,7 +259,7 @@ class HebbianSoftmax(nn.Linear):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
-        copy = self._copy_for(h)
+        copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
         dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
@@ -405,11 +403,6 @@ class HebbianSoftmax(nn.Linear):
         found = {id(each): each for each in (optimizer, attached) if each is not None}
         grow(self, n, list(found.values()))
 
-    def new_rows(self, n: int) -> Tensor:
-        """Return initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
-        rows = self.weight.new_empty(n, self.in_features)
-        return nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
-
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
         if self.weight.numel():  # torch warns about tensors without elements
@@ -464,14 +457,6 @@ class HebbianSoftmax(nn.Linear):
                 stacklevel=warn_at,
             )
         return attached
-
-    def _copy_for(self, h: Tensor) -> Tensor | None:
-        """Return the weight's copy in bfloat16 if there is one and products with ``h`` run in bfloat16."""
-        if self.low_precision is None or torch.compiler.is_compiling() or _torch.is_transforming():
-            return None  # in a transform the weight is a wrapper without memory
-        if h.dtype == torch.float32 and not torch.is_autocast_enabled(h.device.type):
-            return None
-        return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
     def _own_weight(self) -> Tensor:
         """Return the weight itself, never an alias of it."""
