@@ -291,9 +291,7 @@ class HebbianSoftmax(nn.Linear):
         the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
         counts.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
-        follow_weight(self)
-        self._check_values(flat_targets)
+        flat, flat_targets = self.batch_to_memorize(h, targets)
         if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
@@ -314,9 +312,9 @@ class HebbianSoftmax(nn.Linear):
         [0, 2, 0, 1, 1]
 
         The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
-        class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
-        activation at a position is remembered for the label of the next one. The backward pass may come after the
-        context. In eval mode and under ``no_grad`` nothing is remembered.
+        class for each activation, or probabilities as in :meth:`loss`. ``shift=True`` is for causal language models
+        that shift their labels themselves: the activation at a position is remembered for the label of the next one.
+        The backward pass may come after the context. In eval mode and under ``no_grad`` nothing is remembered.
         """
         return target_context.Targets(self, targets, shift)
 
@@ -370,10 +368,8 @@ class HebbianSoftmax(nn.Linear):
 
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         ensure_filled(self)
-        follow_weight(self)
-        self._check_values(flat_targets)
+        flat, flat_targets = self.batch_to_memorize(h, targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
             group = self._attachment.group()
@@ -462,6 +458,14 @@ class HebbianSoftmax(nn.Linear):
         """Return the weight itself, never an alias of it."""
         own = None if torch.compiler.is_compiling() else _torch.own_parameter(self, "weight")
         return self.weight if own is None else own
+
+    def batch_to_memorize(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Check a batch; return its activations (N, features) and the classes (N,) for which they are memorised."""
+        follow_weight(self)
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
+        self._check_values(flat_targets)
+        soft = flat_targets.is_floating_point()
+        return flat, checks.majority_class(flat_targets, self.ignore_index) if soft else flat_targets
 
     def _check_values(self, targets: Tensor) -> None:
         if targets.is_floating_point():
