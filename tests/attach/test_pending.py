@@ -90,7 +90,8 @@ def test_an_unattached_head_warns_once_and_remembers_nothing() -> None:
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     loss.backward()
-    optimizer.step()
+    with pytest.warns(UserWarning, match="nothing was remembered"):
+        optimizer.step()
     assert int(head.counts.sum()) == 0
 
 

@@ -38,7 +38,7 @@ def test_panels_with_labelled_axes_and_distinct_lines(drawn: list[Any]) -> None:
     assert [text.get_text() for text in left.get_legend().get_texts()] == [line.label for line in lines]
 
 
-@pytest.mark.parametrize("label", ["a$b", "$\\frac{$", "_hidden", "x^2 $_", "\udcff\x1b[31m", "你好", "long" * 60])
+@pytest.mark.parametrize("label", ["$\\frac{$", "_hidden", "\udcff\x1b[31m 你好", "long" * 60])
 def test_names_of_runs_are_shown_as_they_are(drawn: list[Any], label: str) -> None:
     """Dollar signs would begin a formula, and a label that begins with _ would be left out of the legend."""
     lines = [Line(label, [1, 2], [1, 2]), Line("other", [1, 2], [2, 1])]

@@ -93,8 +93,8 @@ def test_runs_side_by_side(runs: dict[str, Run], tmp_path: Path, capsys: Capture
     assert text.index("Words that gained most") < text.index("<section>")
 
 
-@pytest.mark.parametrize("name", ["a$b$", "_c$^{", "\udcff *x* <b>"])
-def test_names_of_run_folders_are_shown_as_they_are(runs: dict[str, Run], run: Run, capsys: Capture, name: str) -> None:
+def test_names_of_run_folders_are_shown_as_they_are(runs: dict[str, Run], run: Run, capsys: Capture) -> None:
+    name = "_a$b$^{ \udcff *x* <b>"
     named = open_run(run.path.rename(run.path.with_name(name)))
     page = named.path.parent / "side.html"
     assert call("report", named.path, runs["plain"].path, "--output", page) == 0
