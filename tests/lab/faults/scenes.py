@@ -38,12 +38,12 @@ class Scene:
     template: str
     words: Sequence[str]
     share: float = 0.5
-    """The share of the campaign's trials that each fault makes here: together, the scenes of a command make all."""
+    """The share of the campaign's trials that each fault makes here; the scenes of a command share them."""
 
     def again(self, world: Path) -> list[str]:
         """Return the command that goes on: `--resume` if there is a run, the same command otherwise."""
         verb, what = self.words[0], self.words[1]
-        runs = sorted(path.parent for path in world.glob("runs/*/config.json"))
+        runs = sorted(path.parent for path in world.glob("runs/[!.]*/config.json"))
         if verb in ("train", "compare", "reproduce") and "--resume" not in self.words and runs:
             name = "corpus" if verb == "train" else what
             return [verb, name, "--resume", str(runs[-1].relative_to(world)), "--quiet"]
@@ -54,7 +54,7 @@ SCENES = [
     Scene("train", "corpus", ["train", "toy", *TRAIN], share=1),
     Scene("evaluate", "trained", ["evaluate", "runs/one", "--json", "--quiet"]),
     Scene("evaluate --sweep", "trained", SWEEP),
-    Scene("compare (images)", "inputs", COMPARE),
+    Scene("compare (images)", "inputs", COMPARE, share=0.25),
     Scene("reproduce (language)", "corpus", TABLE),
     Scene("reproduce (images)", "inputs", CHARACTERS),
     Scene("prepare", "inputs", REUTERS),
