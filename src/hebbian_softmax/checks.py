@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax._torch import own_parameter
+from hebbian_softmax._torch import is_vmapped, own_parameter
 from hebbian_softmax.rule import Rate
 
 
@@ -97,13 +97,27 @@ def check_same_place(weight: Tensor, h: Tensor) -> None:
 
 
 def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
-    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it."""
-    if targets.device.type != "cpu":
+    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it.
+
+    The values of a sample inside of ``vmap`` cannot be read; there the loss fails as ``F.cross_entropy`` does.
+    """
+    if targets.device.type != "cpu" or is_vmapped(targets):
         return
     bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)
     if bool(bad.any()):
         value = int(targets[bad][0])
-        raise ValueError(f"targets must be in [0, {num_classes - 1}] or ignore_index={ignore_index}, got {value}")
+        raise ValueError(f"targets must be {allowed_targets(num_classes, ignore_index)}, got {value}")
+
+
+def allowed_targets(num_classes: int, ignore_index: int) -> str:
+    """Return in words which values targets may have.
+
+    >>> allowed_targets(10, -100)
+    'in [0, 9] or ignore_index=-100'
+    """
+    if num_classes == 0:
+        return f"ignore_index={ignore_index} while there are no classes"
+    return f"in [0, {num_classes - 1}] or ignore_index={ignore_index}"
 
 
 def check_weight(module: nn.Module) -> nn.Parameter:

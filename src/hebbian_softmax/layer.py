@@ -348,7 +348,7 @@ class HebbianSoftmax(nn.Linear):
 
         ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
         """
-        if not self.training:
+        if not self.training or _torch.is_transforming():  # torch.func differentiates copies, which no optimizer steps
             return False
         attached = self._attachment is not None and self._attachment.active
         if warn_at is not None and not attached and not self._warned_unattached:
