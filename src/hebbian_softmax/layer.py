@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch, checks
+from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
@@ -22,7 +23,7 @@ from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import adopt_linear, adopt_state
+from hebbian_softmax.state import adopt_linear, adopt_state, check_counts, ensure_filled, follow_weight, signature
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -73,6 +74,7 @@ class HebbianSoftmax(nn.Linear):
 
     counts: Tensor
     nonfinite_count: Tensor
+    filled: Tensor
     running: RunningStatistics
 
     def __init__(
@@ -110,11 +112,18 @@ class HebbianSoftmax(nn.Linear):
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        self.register_buffer("filled", signature(self.weight.device))
+        self.checked_filled: Tensor | None = None
+        """The buffer ``filled`` that was found to have its value; the check reads from the device."""
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
+        self.context: target_context.Targets | None = None
+        """The open context of :meth:`targets`."""
+        self.context_key: int | None = None
+        """The number under which a compiled graph finds the context; None while there is none."""
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -186,12 +195,26 @@ class HebbianSoftmax(nn.Linear):
         return total
 
     def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # first, and without a look at the graph, so that this stays one graph
+            if self.context_key is None:
+                return super().forward(input)
+            return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
         logits = super().forward(input)
-        lone = logits.requires_grad and input.grad_fn is None and not torch.compiler.is_compiling()
-        if lone and self._attachment is not None and self._remembers():  # an input that no graph has made
+        if self._attachment is None and self.context is None:
+            return logits
+        target_context.watch(self, input, logits)
+        # What remember() was given may be this input, which no graph has made.
+        if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
             self._attachment.watch_weight()
             self._attachment.frozen_inputs.seen(input, logits)
         return logits
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
+        value = super().__getattr__(name)
+        if name != "weight" or torch.compiler.is_compiling() or self.__dict__.get("_attachment") is None:
+            return value
+        return self.__dict__["_attachment"].frozen_inputs.alias(value)
 
     def loss(
         self,
@@ -210,19 +233,21 @@ class HebbianSoftmax(nn.Linear):
         that applies the gradient of this loss.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        weight_of_head = self._own_weight()
         check_options(reduction, self.ignore_index, label_smoothing)
-        check_class_weight(weight, self.weight)
+        check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
-            if _torch.is_sharded(self.weight):
-                refuse_sharded(self.weight, h)
-            checks.check_same_place(self.weight, h)
+            follow_weight(self)
+            if _torch.is_sharded(weight_of_head):
+                refuse_sharded(weight_of_head, h)
+            checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
         copy = self._copy_for(h)
         if copy is None:
-            check_same_dtype(self.weight, h)
+            check_same_dtype(weight_of_head, h)
         loss = cross_entropy(
             F.dropout(flat, self.dropout, self.training),
-            self.weight,
+            weight_of_head,
             flat_targets,
             linear_bias=self.bias,
             weight=weight,
@@ -234,8 +259,11 @@ class HebbianSoftmax(nn.Linear):
         )
         if reduction == "none":
             loss = loss.view(targets.shape)
-        if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
+        if self._attachment is not None and not remember:
+            self._attachment.pending.asked = True
+        if remember and torch.is_grad_enabled() and self.remembers(warn_at=3):
             assert self._attachment is not None
+            self._attachment.pending.asked = True
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
         return loss
@@ -249,19 +277,52 @@ class HebbianSoftmax(nn.Linear):
         next gradient of the weight that no other call explains makes its activations pending.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        follow_weight(self)
         self._check_values(flat_targets)
-        if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
+        if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
         self._attachment.remember(h, flat, flat_targets)
+
+    def targets(self, targets: Tensor, *, shift: bool = False) -> target_context.Targets:
+        """Return a context in which one call of the head, made by any model around it, is remembered for ``targets``.
+
+        >>> model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), HebbianSoftmax(8, 10, gamma=0.1, limit=50))
+        >>> head, optimizer = model[-1], torch.optim.Adam(model.parameters())
+        >>> handle = head.attach(optimizer)
+        >>> x, y = torch.randn(4, 20), torch.tensor([3, 1, 4, 1])
+        >>> with head.targets(y):
+        ...     loss = F.cross_entropy(model(x), y)
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> head.counts[:5].tolist()
+        [0, 2, 0, 1, 1]
+
+        The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
+        class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
+        activation at a position is remembered for the label of the next one. As with :meth:`loss`, the activations
+        become pending in the backward pass, which may come after the context. In eval mode and under ``no_grad``
+        nothing is remembered.
+        """
+        return target_context.Targets(self, targets, shift)
 
     @property
     def attachment(self) -> Attachment | None:
         """The handle that :meth:`attach` returned, until it is removed."""
         return self._attachment
 
-    def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
-        """Let every real step of ``optimizer`` end with the rule's write, until ``remove()`` of the handle is called.
+    def attach(
+        self,
+        optimizer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        replace: bool = False,
+    ) -> Attachment:
+        """Let every real step of ``optimizer`` end with the rule's write, until :meth:`detach`.
+
+        ``replace=True`` lets go of an earlier optimizer that still lives, as in a second ``fit``; what awaits its step
+        is forgotten. The optimizer may be wrapped, as accelerate and Lightning do it. The handle that is returned has
+        ``remove()``, too.
 
         An optimizer of :mod:`hebbian_softmax.optim` that was made with ``head=`` is attached already, and its handle is
         returned. In data-parallel training all ranks of ``process_group`` (by default all ranks, once the default group
@@ -272,11 +333,22 @@ class HebbianSoftmax(nn.Linear):
             made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
             if self._attachment.active and made_with_it and process_group is None:
                 return self._attachment
-            if self._attachment.active:
-                raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")
+            if self._attachment.active and not checks.check_flag("replace", replace):
+                raise RuntimeError(
+                    "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
+                    "one, and so does head.detach()"
+                )
+        ensure_filled(self)
+        follow_weight(self, attaching=True)
+        attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
+        self.detach()
+        self._attachment = attachment
+        return attachment
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`: steps no longer write, and what is pending is forgotten. Without one, do nothing."""
+        if self._attachment is not None:
             self._attachment.remove()
-        self._attachment = Attachment(self, optimizer, process_group)
-        return self._attachment
 
     @torch.no_grad()
     def memorize(self, h: Tensor, targets: Tensor) -> None:
@@ -285,6 +357,8 @@ class HebbianSoftmax(nn.Linear):
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        ensure_filled(self)
+        follow_weight(self)
         self._check_values(flat_targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
@@ -309,6 +383,8 @@ class HebbianSoftmax(nn.Linear):
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         attached = self._attachment.optimizer() if self._attachment is not None else None
+        ensure_filled(self)
+        follow_weight(self)
         found = {id(each): each for each in (optimizer, attached) if each is not None}
         grow(self, n, list(found.values()))
 
@@ -321,10 +397,20 @@ class HebbianSoftmax(nn.Linear):
         """Initialise the head anew, and forget what was counted."""
         super().reset_parameters()
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
-            self.counts.zero_()
-            self.nonfinite_count.zero_()
-            self._nonfinite_told = 0
-            self.running.reset()
+            self.reset_memory()
+
+    @torch.no_grad()
+    def reset_memory(self, counts: Tensor | int = 0) -> None:
+        """Set the counts, one number or one for each class, and forget the running values; the rows stay.
+
+        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
+        device, and whose buffers were neither loaded nor initialised, needs this call.
+        """
+        self.counts.copy_(check_counts(counts, self.num_classes))
+        self.nonfinite_count.zero_()
+        self._nonfinite_told = 0
+        self.running.reset()
+        self.filled.copy_(signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""
@@ -343,7 +429,7 @@ class HebbianSoftmax(nn.Linear):
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
         )
 
-    def _remembers(self, warn_at: int | None = None) -> bool:
+    def remembers(self, warn_at: int | None = None) -> bool:
         """Return whether activations are remembered now: while training, on an attached head.
 
         ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
@@ -369,12 +455,23 @@ class HebbianSoftmax(nn.Linear):
             return None
         return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
+    def _own_weight(self) -> Tensor:
+        """Return the weight itself, never an alias of it."""
+        own = None if torch.compiler.is_compiling() else _torch.own_parameter(self, "weight")
+        return self.weight if own is None else own
+
     def _check_values(self, targets: Tensor) -> None:
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {"_attachment": None, "checked_gradients": set(), "low_precision": None}
+        return self.__dict__ | {
+            "_attachment": None,
+            "context": None,
+            "context_key": None,
+            "checked_gradients": set(),
+            "low_precision": None,
+        }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)
