@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hebbian_softmax._torch import is_vmapped, own_parameter
-from hebbian_softmax.rule import Rate
+
+if TYPE_CHECKING:
+    from hebbian_softmax.rule import Rate
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
@@ -23,19 +25,29 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
     return float(value)
 
 
-def check_integer(name: str, value: Any, low: int) -> int:
-    """Return ``value`` as an int if it is an integer of at least ``low``."""
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int if it is an integer of at least ``low``, and at most ``high`` if that is given."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < low:
+    number = int(value)
+    if number < low:
         raise ValueError(f"{name} must be at least {low}, got {value!r}")
-    return int(value)
+    if high is not None and number > high:
+        raise ValueError(f"{name} must be at most {high}, got {value!r}")
+    return number
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_dtype(name: str, value: Any) -> torch.dtype | None:
+    """Return ``value`` if it is None or a floating-point dtype of torch."""
+    if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
+        raise TypeError(f"{name} must be a floating-point dtype of torch, got {value!r}")
     return value
 
 

@@ -103,7 +103,8 @@ class HebbianSoftmax(nn.Linear):
         objective = resolve_objective(objective)
         scale = checks.check_scale(scale)
         center = checks.check_flag("center", center)
-        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63))
+        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        bias, dtype = checks.check_flag("bias", bias), checks.check_dtype("dtype", dtype)
         super().__init__(in_features, num_classes, bias, device, dtype)
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
@@ -236,6 +237,7 @@ class HebbianSoftmax(nn.Linear):
         weight_of_head = self._own_weight()
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
+        checks.check_flag("remember", remember)
         if not torch.compiler.is_compiling():
             follow_weight(self)
             if _torch.is_sharded(weight_of_head):
@@ -329,11 +331,12 @@ class HebbianSoftmax(nn.Linear):
         is initialised) form one batch, and every one of them must step. Copies and unpickled heads are not attached;
         neither are copies of the optimizer.
         """
+        checks.check_flag("replace", replace)
         if self._attachment is not None:
             made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
             if self._attachment.active and made_with_it and process_group is None:
                 return self._attachment
-            if self._attachment.active and not checks.check_flag("replace", replace):
+            if self._attachment.active and not replace:
                 raise RuntimeError(
                     "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
                     "one, and so does head.detach()"
@@ -434,8 +437,10 @@ class HebbianSoftmax(nn.Linear):
 
         ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
         """
-        if not self.training or _torch.is_transforming():  # torch.func differentiates copies, which no optimizer steps
+        if not self.training:
             return False
+        if not torch.compiler.is_compiling() and _torch.is_transforming():
+            return False  # torch.func differentiates copies, which no optimizer steps
         attached = self._attachment is not None and self._attachment.active
         if warn_at is not None and not attached and not self._warned_unattached:
             self._warned_unattached = True

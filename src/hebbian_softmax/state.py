@@ -57,10 +57,16 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
 
 def check_counts(counts: Tensor | int, classes: int) -> Tensor:
     """Return ``counts`` as a tensor if they are integers, one for all classes or one for each."""
-    given = torch.as_tensor(counts)
-    if given.is_floating_point() or given.shape not in ((), (classes,)) or bool((given < 0).any()):
+    try:
+        given = torch.as_tensor(counts)
+        good = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
+        # As int64, numbers too large for it are negative.
+        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        good = False
+    if not good:
         raise ValueError(f"counts must be integers >= 0, one or {classes} of them, got {counts!r}")
-    return given
+    return given.long()
 
 
 def ensure_filled(head: HebbianSoftmax) -> None:

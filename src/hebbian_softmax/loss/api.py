@@ -70,7 +70,8 @@ def linear_cross_entropy(
     True
     """
     options = reduction, ignore_index, label_smoothing, impl, workspace
-    plain = linear_bias is None and weight is None and options == _DEFAULTS
+    # Comparing a tensor with a number would give a tensor.
+    plain = linear_bias is None and weight is None and type(label_smoothing) is float and options == _DEFAULTS
     ignore_index = _IGNORED if ignore_index is None else ignore_index
     if plain and checks.is_usual(input, linear_weight, target):
         if _is_tiny(input, linear_weight, workspace):

@@ -92,7 +92,7 @@ def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> No
     """Check the options that decide what is computed."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    check_integer("ignore_index", ignore_index, -(2**63))
+    check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
     check_number("label_smoothing", label_smoothing, 0, 1)
 
 
