@@ -7,7 +7,7 @@ and counts c taken *before* the batch::
     λ[i]  = max(1 / c[i], γ) · 1{c[i] < T}                 (equation 4; 1 where c[i] = 0)
     h̄[i]  = 1 / n[i] · Σ_j h_j · 1{y_j = i}
     θ[i] <- λ[i] · h̄[i] + (1 − λ[i]) · θ̂[i]                (equation 3)
-    c[i] <- c[i] + n[i]
+    c[i] <- c[i] + n[i]                                    (never beyond the largest int64)
 """
 
 from __future__ import annotations
@@ -24,6 +24,18 @@ from hebbian_softmax.checks import check_integer, check_number
 
 Rate = Callable[[Tensor, Tensor], Tensor]
 """``(counts_before, n) -> λ``: both are int64 with one entry for each class; λ is floating point in [0, 1]."""
+
+LARGEST_COUNT = 2**63 - 1
+"""Counts that reach this stay there: one that went on would be negative, and its class new."""
+
+
+def add_counts(counts: Tensor, n: Tensor) -> Tensor:
+    """Return ``counts + n``, or ``LARGEST_COUNT`` where that is less.
+
+    >>> add_counts(torch.tensor([3, LARGEST_COUNT - 1]), torch.tensor([2, 2])).tolist() == [5, LARGEST_COUNT]
+    True
+    """
+    return counts + torch.minimum(n, LARGEST_COUNT - counts)
 
 
 def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
@@ -66,7 +78,7 @@ class InclusiveRate:
         check_integer("limit", self.limit, 0)
 
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
-        return _annealed(counts + n, self.gamma, self.limit)
+        return _annealed(add_counts(counts, n), self.gamma, self.limit)
 
 
 @dataclass(frozen=True)
@@ -212,7 +224,7 @@ def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
 
 
 def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
-    """Return γ = 1/N_min and T = N_min × epochs of section 3.1, over the classes that occur."""
+    """Return γ = 1/N_min, at most 1/2, and T = N_min × epochs of section 3.1, over the classes that occur."""
     try:
         occurrences = torch.as_tensor(counts)
     except (TypeError, ValueError, RuntimeError):
@@ -224,4 +236,4 @@ def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[flo
     if not isinstance(epochs, Real) or not 0 <= epochs < math.inf:
         raise ValueError(f"epochs must be a number of at least 0, got {epochs!r}")
     rarest = int(occurrences[occurrences > 0].min())
-    return 1 / rarest, round(rarest * epochs)
+    return 1 / max(rarest, 2), min(round(rarest * epochs), LARGEST_COUNT)

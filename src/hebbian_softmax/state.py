@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax._torch import own_parameter
+from hebbian_softmax.rule import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -29,10 +30,14 @@ def signature(device: torch.device) -> Tensor:
 
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
-    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that."""
+    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that.
+
+    It is a warning only where the rule goes on to write trained rows.
+    """
     count = torch.tensor([head.limit])
     rate = float(head.rate(count, torch.ones_like(count)))
-    _log.warning(
+    _log.log(
+        logging.INFO if rate == 0 else logging.WARNING,
         "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): %s. %s overrides that.",
         head.num_classes,
         head.limit,
@@ -53,20 +58,6 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.reset_memory(new_counts)
-
-
-def check_counts(counts: Tensor | int, classes: int) -> Tensor:
-    """Return ``counts`` as a tensor if they are integers, one for all classes or one for each."""
-    try:
-        given = torch.as_tensor(counts)
-        good = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
-        # As int64, numbers too large for it are negative.
-        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        good = False
-    if not good:
-        raise ValueError(f"counts must be integers >= 0, one or {classes} of them, got {counts!r}")
-    return given.long()
 
 
 def ensure_filled(head: HebbianSoftmax) -> None:
@@ -111,6 +102,22 @@ def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
     head.counts = torch.cat([head.counts, head.counts.new_zeros(rows - counted)])
     head.out_features = rows
     _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
+
+
+def check_counts(counts: Tensor | int, classes: int) -> Tensor:
+    """Return ``counts`` as int64 if they are integers that fit, one or as many as there are classes."""
+    try:
+        given = torch.as_tensor(counts)
+        # As int64, numbers too large for it are negative.
+        good = not given.dtype.is_floating_point and not given.dtype.is_complex and given.dtype != torch.bool
+        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"counts must be integers >= 0, one or {classes} of them, each at most {LARGEST_COUNT}, got {counts!r}"
+        )
+    return given.long()
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

@@ -170,3 +170,36 @@ def test_micro_batches_whose_gradient_is_zero_are_kept(first: str, frozen: bool)
         lab.head.loss(*lab.batch(5), remember=False).mul(0).backward()  # a pass that remembers nothing
         batches.append((h, y))
     lab.step_writes(*batches)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["frozen", "leaf"])
+def test_a_second_backward_pass_counts_if_the_first_did_not(grad: bool) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2, grad=False)
+    h.requires_grad_(grad)
+    lab.head.remember(h, y)
+    loss = nn.functional.cross_entropy(lab.head(h), y)
+    if grad:
+        torch.autograd.grad(loss, h, retain_graph=True)  # an attack
+    else:
+        loss.backward(retain_graph=True)
+        lab.optimizer.zero_grad()
+    loss.backward()
+    lab.step_writes((h, y))
+
+
+def test_the_head_called_with_something_computed_from_frozen_features() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2, grad=False)
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(h * 2), y).backward()
+    lab.step_writes((h, y))
+
+
+def test_memory_that_is_used_again_is_not_what_was_remembered() -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, 2, grad=False))  # for no loss, and freed
+    h, y = lab.batch(3, 4, grad=False)  # an allocator likes to give the same memory
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(h), y).backward()
+    lab.step_writes((h, y))

@@ -231,8 +231,7 @@ def test_nothing_is_remembered_in_a_transform() -> None:
         vmap(grad(loss), in_dims=(None, 0, 0))(body.weight.detach(), h, y)
         grad(loss)(body.weight.detach(), h, y)
     head.weight.grad = torch.ones_like(head.weight)
-    with pytest.warns(UserWarning, match="nothing was remembered"):
-        optimizer.step()
+    optimizer.step()
     assert not head.counts.any()
     head.loss(body(h), y).backward()
     optimizer.step()

@@ -38,10 +38,7 @@ class Attachment:
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
         # large matrix is freed together with its owners.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        clears_unseen = bool(optimizer.defaults.get("foreach") or optimizer.defaults.get("fused"))
-        self.pending = (
-            ShardedPending(head, weight) if _torch.is_sharded(weight) else Pending(head, weight, clears_unseen)
-        )
+        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
         self.watched_calls = WatchedCalls()
         self._warned_of_nothing = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class FrozenInputs:
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self.unclaimed: list[tuple[Key, Activations]] = []
+        self.unclaimed: list[_Unclaimed] = []
         """Activations that were remembered from memory with which the head has not been called."""
         self._has_alias = False
         """Whether an alias of the weight stands for what is unclaimed."""
@@ -45,21 +46,24 @@ class FrozenInputs:
             output.waiting.append(activations)
         if not outputs and key is not None:
             self._leave_to_aliases()
-            self.unclaimed.append((key, activations))
+            self.unclaimed.append(_Unclaimed(key, h.detach(), activations))
             self._gives_aliases = True
+
+    def knows(self, h: Tensor) -> bool:
+        """Return whether this h was remembered: then the output of ``head(h)`` stands in for it, and no alias."""
+        return bool(self.unclaimed) and any(item.key == _key(h) for item in self.unclaimed)
 
     def seen(self, h: Tensor, logits: Tensor) -> None:
         """Note that the head was called with h and returned ``logits``."""
         key = _key(h)
         if key is None:
             return
-        output = _Output(key)
+        output = _Output(key, h.detach())
         for twin in self._live():
             if twin.key == key:
                 output.waiting = twin.waiting  # the gradient of either output counts
-        claimed = [item for item in self.unclaimed if item[0] == key]
-        output.waiting += [activations for _, activations in claimed]
-        for item in claimed:
+        for item in [item for item in self.unclaimed if item.key == key]:
+            output.waiting.append(item.activations)
             self.unclaimed.remove(item)
         logits.register_hook(lambda _: self._reach(output))  # the graph owns the output
         self._outputs = [weakref.ref(each) for each in (output, *self._live())]
@@ -98,14 +102,13 @@ class FrozenInputs:
         if self._has_alias:
             self.unclaimed, self._has_alias = [], False
 
-    def _reach_all(self, items: list[tuple[Key, Activations]]) -> None:
-        for _, activations in items:
-            self._pending.reach(activations)
+    def _reach_all(self, items: list[_Unclaimed]) -> None:
+        for item in items:
+            self._pending.reach(item.activations)
 
     def _reach(self, output: _Output) -> None:
         for activations in output.waiting:
-            self._pending.reach(activations)
-        output.waiting.clear()
+            self._pending.reach(activations)  # stays: a later pass counts if this one is cleared or fails
 
     def _live(self) -> list[_Output]:
         return [output for reference in self._outputs if (output := reference()) is not None]
@@ -134,12 +137,21 @@ class _WeightAlias(Tensor):
         self._weight.grad = value
 
 
+@dataclass(eq=False)
+class _Unclaimed:
+    key: Key
+    h: Tensor
+    """Keeps the memory, so that the key stays its own."""
+    activations: Activations
+
+
+@dataclass(eq=False)
 class _Output:
     """An output of the head, and the activations that its gradient makes pending."""
 
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.waiting: list[Activations] = []
+    key: Key
+    h: Tensor
+    waiting: list[Activations] = field(default_factory=list)
 
 
 def _key(h: Tensor) -> Key | None:

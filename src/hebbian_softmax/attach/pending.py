@@ -60,10 +60,9 @@ class _Entry:
 class Pending:
     """The activations waiting for the next step of the optimizer that holds ``parameter``."""
 
-    def __init__(self, head: HebbianSoftmax, parameter: Tensor, clears_unseen: bool = False) -> None:
+    def __init__(self, head: HebbianSoftmax, parameter: Tensor, optimizer: torch.optim.Optimizer) -> None:
         self.parameter = parameter
-        self._clears_unseen = clears_unseen
-        """Whether the optimizer may clear the gradient without raising its version."""
+        self._optimizer = weakref.ref(optimizer)
         self.fold_rows: int | None = None
         """The number of activations beyond which they are folded, in place of ``FOLD_ROWS``."""
         self.asked = False
@@ -138,7 +137,7 @@ class Pending:
             return
         self._begun = now
         self.drop_cleared()
-        _torch.call_after_backward(partial(_torch.call_after_backward, self._end_pass))
+        _torch.call_after_backward(partial(_torch.call_after_backward, self.note_gradient))
 
     def drop_cleared(self) -> None:
         """Forget the activations whose gradient was cleared."""
@@ -197,7 +196,12 @@ class Pending:
     def _note(self, grad: Tensor) -> None:
         """Remember the gradient with which a backward pass has ended."""
         self._seen, self._seen_version = weakref.ref(grad), _torch.version(grad)
-        self._seen_nonzero = any_nonzero(grad) if self._clears_unseen and grad.is_cuda else None
+        self._seen_nonzero = any_nonzero(grad) if grad.is_cuda and self._clears_unseen() else None
+
+    def _clears_unseen(self) -> bool:
+        """Return whether the optimizer's ``zero_grad`` may clear the gradient without raising its version."""
+        optimizer = self._optimizer()
+        return optimizer is not None and any(optimizer.defaults.get(option) for option in ("foreach", "fused"))
 
     def _is_seen(self, grad: Tensor) -> bool:
         return self._seen is not None and self._seen() is grad
@@ -211,8 +215,8 @@ class Pending:
                 _count(entry.content, False)  # another backward pass makes it pending again
         self._entries = [entry for entry in self._entries if not entry.has_gradient]
 
-    def _end_pass(self) -> None:
-        """Remember with which gradient the pass has ended; what was pending before it belongs to this gradient."""
+    def note_gradient(self) -> None:
+        """Remember the gradient as it is now, at the end of a backward pass; what is pending belongs to it."""
         grad = self.parameter.grad
         if grad is None or self._closed:
             return
