@@ -211,6 +211,8 @@ TABLE: dict[str, list[Row]] = {
     ],
     "HebbianSoftmax.suggest": SUGGEST_ROWS,
     "HebbianSoftmax.loss": [
+        ("targets", torch.full((3, 6), 0.5), ValueError, "sum"),
+        ("targets", torch.full((3, 5), 0.2), ValueError, "shape"),
         *BATCH_ROWS,
         ("h", H.double(), TypeError, "dtype"),
         *CLASS_WEIGHT_ROWS,

@@ -59,6 +59,18 @@ def test_logits_that_are_no_numbers_are_those_of_torch(impl, workspace, reductio
             assert_exact(mine, theirs, str(bias[:3]), scale=SCALE)
 
 
+@pytest.mark.parametrize("workspace", [None, 1])
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_an_ignored_row_without_possible_classes(workspace, reduction) -> None:
+    """It takes no part. Eager torch's gradients are NaN."""
+    for classes in (3, 70):
+        case = operands(torch.full((classes,), -INF, dtype=torch.float64))
+        how = {"impl": "chunked", "workspace": workspace, "reduction": reduction}
+        loss = linear_cross_entropy(*case[:2], torch.tensor([-100]), linear_bias=case[2], **how)
+        assert not loss.any()
+        assert not any(each.any() for each in torch.autograd.grad(loss.sum(), case))
+
+
 @few_or_all
 @every_way
 def test_log_probabilities_of_such_logits(impl, workspace, every) -> None:
