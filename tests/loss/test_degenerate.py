@@ -17,7 +17,7 @@ from tests.closeness import assert_exact
 from tests.interpreter import interpreted_or_on_gpu
 
 INF, NAN = math.inf, math.nan
-HOW = [("reference", None), ("chunked", None), ("chunked", 1), ("auto", 1)]
+HOW = [("reference", None), ("chunked", None), ("auto", 1)]
 every_way = pytest.mark.parametrize(("impl", "workspace"), HOW, ids=[f"{impl}-{size}" for impl, size in HOW])
 few_or_all = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "all"])
 NOTHING, IGNORED = torch.empty(0, dtype=torch.int64), torch.tensor([-100, -100])
@@ -94,7 +94,7 @@ def test_likeliest_classes_of_such_logits(workspace: int | None) -> None:
 
 
 @interpreted_or_on_gpu
-@pytest.mark.parametrize("biases", [FEW[:8:3], pytest.param(BIASES, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("biases", [FEW[:1], pytest.param(BIASES, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_the_kernels_agree(biases: list[Tensor]) -> None:
     """What is NaN and what is infinite, in the terms and gradients of one pass and of two."""
     engine = pytest.importorskip("hebbian_softmax.loss.gpu.engine", reason="the engine needs Triton")

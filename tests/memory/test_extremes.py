@@ -15,7 +15,7 @@ from hebbian_softmax import MbPA, NeuralCache
 from hebbian_softmax.memory import mix
 from tests.closeness import assert_exact
 
-THETAS = [1.2e-38, 1e-30, 1e-3, 1.0, 1e4, 1e20, 1e37, 1e38, 3.4e38]
+THETAS = [1.2e-38, 1e-3, 1e4, 1e20, 1e38, 3.4e38]
 SIZE = 5
 
 
@@ -53,15 +53,14 @@ def exact_log_prob(h: Tensor, targets: Tensor, theta: float) -> Tensor:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("block", [None, 2])
-def test_the_cache_at_any_inverse_temperature(theta, scale, dtype, block) -> None:
+def test_the_cache_at_any_inverse_temperature(theta, scale, dtype) -> None:
     h, targets = a_text(scale, dtype)
     lowest = torch.finfo(torch.promote_types(dtype, torch.float32)).min
     expected = exact_log_prob(h, targets, theta)
     expected = torch.where(expected == -math.inf, expected, expected.clamp(min=lowest))
     cache = NeuralCache(SIZE, theta)
-    assert_close(cache.sequence_log_prob(h, targets, block=block), expected)
-    several = NeuralCache(SIZE, 1.0).sequence_log_prob(h, targets, thetas=[1.0, theta], sizes=[1, SIZE], block=block)
+    assert_close(cache.sequence_log_prob(h, targets), expected)
+    several = NeuralCache(SIZE, 1.0).sequence_log_prob(h, targets, thetas=[1.0, theta], sizes=[1, SIZE], block=2)
     assert_close(several[1, 1], expected)
     step_by_step = NeuralCache(SIZE, theta)
     for t in range(len(h)):
