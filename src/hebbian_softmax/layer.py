@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -213,7 +213,8 @@ class HebbianSoftmax(nn.Linear):
             return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
         if self._attachment is None and self.context is None:
             return super().forward(input)
-        known = self._attachment is not None and self._attachment.frozen_inputs.knows(input)
+        frozen = None if self._attachment is None else self._attachment.frozen_inputs
+        known = frozen is not None and frozen.waits and frozen.knows(input)
         logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
         target_context.watch(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
@@ -225,9 +226,10 @@ class HebbianSoftmax(nn.Linear):
     def __getattr__(self, name: str) -> Any:
         """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
         value = super().__getattr__(name)
-        if name != "weight" or torch.compiler.is_compiling() or self.__dict__.get("_attachment") is None:
+        attachment: Attachment | None = self.__dict__.get("_attachment") if name == "weight" else None
+        if attachment is None or torch.compiler.is_compiling() or not attachment.frozen_inputs.waits:
             return value
-        return self.__dict__["_attachment"].frozen_inputs.alias(value)
+        return attachment.frozen_inputs.alias(cast(Tensor, value))
 
     def loss(
         self,
@@ -253,7 +255,8 @@ class HebbianSoftmax(nn.Linear):
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
-            follow_weight(self)
+            if weight_of_head.shape[0] > self.counts.shape[0]:
+                follow_weight(self)
             if _torch.is_sharded(weight_of_head):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
