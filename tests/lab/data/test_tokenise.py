@@ -121,9 +121,7 @@ def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, no_mod
         Tokeniser()
 
 
-def test_a_damaged_byte_of_the_model_is_an_error_that_names_it_or_does_no_harm(
-    tmp_path: Path, no_model: None
-) -> None:
+def test_a_damaged_byte_of_the_model_is_an_error_that_names_it_or_does_no_harm(tmp_path: Path, no_model: None) -> None:
     path = tmp_path / "nltk_data" / "tokenizers" / "punkt_tab.zip"
     path.parent.mkdir(parents=True)
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import queue
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -48,16 +47,15 @@ class Campaign:
     """A campaign in a work folder. The random choices of a trial follow from the seed, its row and its number."""
 
     def __init__(self, work: Path, seed: int, trials: int, jobs: int) -> None:
-        self.work, self.seed, self.trials, self.jobs = work.absolute(), seed, trials, jobs
-        self.kept = self.work / f"trials-{source_code()}-{seed}.jsonl"
+        self.seed, self.trials, self.jobs = seed, trials, jobs
+        self.folder = work.absolute() / f"{source_code()}-seed{seed}"
+        self.kept = self.folder / "trials.jsonl"
 
     def run(self, rows: Sequence[Row]) -> list[Trial]:
         """Return all trials of the rows; make those that are not kept yet."""
-        if not self.kept.exists():
-            shutil.rmtree(self.work, ignore_errors=True)
-            self.work.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         done = {(each.fault, each.target, each.number): each for each in self._read()}
-        stage = Stage(Templates(self.work / "templates"), self.work)
+        stage = Stage(Templates(self.folder / "templates"), self.folder)
         found = []
         with open(self.kept, "a", encoding="utf-8") as file:
             for row in rows:
