@@ -1,6 +1,7 @@
 """The table of a campaign: README.md for people, and every trial in trials.json."""
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
@@ -43,9 +44,10 @@ made by
 python -m tests.lab.faults --trials {trials} --seed {seed} --output results/reliability
 ```
 
-on {day}: {trials_done:,} trials of small commands in {minutes:.0f} minutes, {failures}. `trials.json` has each of them;
-the random choices of a trial follow from the seed, the row and the number of the trial. Machine: {cpu}, {cores} cores;
-{versions}.
+on {day}: {trials_done:,} trials of small commands in {minutes:.0f} minutes, {failures}. `trials.json` has each of them.
+The random choices of a trial follow from the seed, the row and the number of the trial; moments are shares of the time
+that the undisturbed run took. Machine: {cpu}, {cores} cores.
+Versions: {versions}.
 
 - *Same result*: files and output are those of an undisturbed run. Weights, random states, logs, tables and figures are
   compared, times and dates are not.
@@ -78,7 +80,7 @@ def write_results(folder: Path, trials: Sequence[Trial], campaign: Campaign) -> 
     for fault, explanation in FAULTS.items():
         of_fault = [trial for trial in trials if trial.fault == fault]
         if of_fault:
-            lines += f"\n## {fault.capitalize()}\n\n{explanation}\n\n{_table(of_fault)}"
+            lines += f"\n## {fault.capitalize()}\n\n{textwrap.fill(explanation, 120)}\n\n{_table(of_fault)}"
     (folder / "README.md").write_text(lines, encoding="utf-8")
     content = {
         "command": f"python -m tests.lab.faults --trials {campaign.trials} --seed {campaign.seed}",
