@@ -110,11 +110,12 @@ def own_rows(weight: DTensor) -> tuple[Tensor, int]:
     return weight.to_local(), min(chunk * mesh.get_local_rank(), weight.shape[0])
 
 
-def check_group(weight: Tensor, process_group: dist.ProcessGroup | int | None) -> None:
+def check_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> None:
     """Refuse a group that this rank, or a shard of the rows, is not part of."""
     if process_group is None:
         return
-    outside = process_group is dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns to other ranks (torch 2.11)
+    given: object = process_group
+    outside = given is dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns to other ranks (torch 2.11)
     if not outside and not isinstance(process_group, dist.ProcessGroup):
         raise TypeError(f"process_group must be a process group of torch.distributed, got {process_group!r}")
     if outside or dist.get_rank(process_group) < 0:
