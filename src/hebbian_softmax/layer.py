@@ -228,7 +228,7 @@ class HebbianSoftmax(nn.Linear):
         # What remember() was given may be this input, which no graph has made.
         if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
             self._attachment.watch_weight()
-            self._attachment.frozen_inputs.computed(logits, input)
+            self._attachment.frozen_inputs.computed(logits, input, exact=self.context is not None)
         return logits
 
     def __getattr__(self, name: str) -> Any:

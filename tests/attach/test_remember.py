@@ -231,3 +231,21 @@ def test_memory_that_is_used_again_is_not_what_was_remembered() -> None:
     lab.head.remember(h, y)
     nn.functional.cross_entropy(lab.head(h), y).backward()
     lab.step_writes((h, y))
+
+
+@pytest.mark.parametrize("other", ["loss", "targets", "graph", "not remembered"])
+def test_what_waits_does_not_join_a_loss_that_is_explained(other: str) -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, 2, grad=False))  # then the batch is skipped
+    h, y = lab.batch(3, 4, grad=other == "graph")
+    if other == "targets":
+        with lab.head.targets(y):
+            loss = nn.functional.cross_entropy(lab.head(h), y)
+    elif other == "graph":
+        lab.head.remember(h, y)
+        loss = nn.functional.cross_entropy(lab.head(h), y)
+    else:
+        loss = lab.head.loss(h, y, remember=other == "loss")
+    loss.backward()
+    if other != "not remembered":
+        lab.step_writes((h, y))

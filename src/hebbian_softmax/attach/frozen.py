@@ -48,13 +48,14 @@ class FrozenInputs:
             self._waiting.append(_Waiting(key, h.detach(), activations))
             self.waits = True
 
-    def computed(self, logits: Tensor, h: Tensor) -> None:
-        """Note that ``logits`` were computed from the weight and from h."""
+    def computed(self, logits: Tensor, h: Tensor, exact: bool = False) -> None:
+        """Note that ``logits`` were computed from the weight and from h; with ``exact`` h stands for itself only."""
         key = _key(h)
         if key is None or not logits.requires_grad:
             return
         claimed = [item for item in self._waiting if item.key == key]
-        claimed = claimed or [item for item in self._waiting if item.h.shape == h.shape][-1:]
+        if not claimed and not exact:
+            claimed = [item for item in self._waiting if item.h.shape == h.shape][-1:]
         output = _Output(key, h.detach(), [item.activations for item in claimed])
         for twin in self._live():
             if twin.key == key:
@@ -66,7 +67,10 @@ class FrozenInputs:
         self._outputs = [weakref.ref(each) for each in (output, *self._live())]
 
     def weight_gradient(self) -> None:
-        """Note that a gradient comes to the weight: if no other call explains it, then what waits."""
+        """Note that a gradient comes to the weight: if no call explains it by the end of the pass, what waits does."""
+        _torch.call_after_backward(self._explain_gradient)
+
+    def _explain_gradient(self) -> None:
         if not self._pending.is_arriving():
             for item in self._waiting:
                 self._pending.reach(item.activations)

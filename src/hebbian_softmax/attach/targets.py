@@ -75,7 +75,8 @@ class Targets:
             return None
         flat, targets = head.batch_to_memorize(h, self._aligned(h))
         self._called = True
-        return ContextCall(attachment, flat, targets) if head.remembers(warn=True) and attachment is not None else None
+        remembers = head.remembers(warn=torch.is_grad_enabled())
+        return ContextCall(attachment, flat, targets) if remembers and attachment is not None else None
 
     def _aligned(self, h: Tensor) -> Tensor:
         """Return a target for each activation: with ``shift`` the label after it, and none for the last one."""
