@@ -96,6 +96,17 @@ def test_samples_of_vmap() -> None:
     assert seen[2:] == [True, True, True]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_export_is_told_from_compile() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if _torch.is_exporting() else x
+
+    x = torch.zeros(2)
+    assert torch.equal(torch.compile(Asking(), backend="eager")(x), x)
+    assert torch.equal(torch.export.export(Asking(), (x,)).module()(x), x + 1)
+
+
 def test_forward_mode() -> None:
     assert not _torch.is_in_forward_mode()
     with forward_ad.dual_level():

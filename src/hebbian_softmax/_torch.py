@@ -92,6 +92,14 @@ def is_vmapped(tensor: Tensor) -> bool:
     return False
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export traces; ``torch.compiler.is_exporting`` of torch 2.11 says so in torch.compile, too.
+
+    Uses ``torch.compiler._is_exporting_flag`` (torch 2.11 and 2.13).
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def is_in_forward_mode() -> bool:
     """Return whether a ``forward_ad.dual_level`` is open, in which tensors can have tangents.
 
@@ -153,7 +161,8 @@ def reentrant_checkpoint() -> Any:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and "ctx" in frame.f_locals:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_qualname.partition(".")[0]
+        if where == ("torch.utils.checkpoint", "CheckpointFunction"):
             return frame.f_locals["ctx"]
         frame = frame.f_back
     return None
