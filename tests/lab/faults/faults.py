@@ -161,7 +161,7 @@ def full_disk(scene: Scene, stage: Stage, number: int, draw: random.Random) -> t
 def damaged(target: Damaged, stage: Stage, number: int, draw: random.Random) -> tuple[str, Verdict]:
     """Change a random byte of a file, and run a command that reads it."""
     world, reference = stage.world(target.template, number), stage.reference(target.template, target.words)
-    path = draw.choice(sorted(world.glob(target.files)))
+    path = draw.choice(sorted(path for path in world.glob(target.files) if path.is_file()))
     content = bytearray(path.read_bytes())
     at, change = draw.randrange(len(content)), draw.choice([1 << draw.randrange(8), draw.randrange(1, 256)])
     modified = path.stat().st_mtime_ns

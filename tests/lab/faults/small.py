@@ -84,9 +84,10 @@ def write_inputs(world: Path) -> None:
         write(world / "texts", {f"{split}.txt": text})
     write(world / "packed", {"train.txt.gz": gzip.compress(texts["train"].encode(), mtime=0)})
     write(world / "packed", {"train.txt.xz": lzma.compress(texts["train"].encode())})
-    write(world / "packed" / "train.zip", {"train.txt": texts["train"]})
-    write(world / "packed" / "train.tar.xz", {"train.txt": texts["train"]})
-    tar = tarred({"train.txt": texts["train"].encode()})
+    two = {"a.txt": texts["train"], "b.txt": lines(draw, 20)}
+    write(world / "packed" / "train.zip", two)
+    write(world / "packed" / "train.tar.xz", two)
+    tar = tarred({name: text.encode() for name, text in two.items()})
     write(world / "packed", {"train.tar": tar, "train.tar.gz": gzip.compress(tar, mtime=0)})
     news = [(day, lines(draw, 20)) for days in DAYS.values() for day in days]
     write(data, {"news/reuters-21578.jsonl": articles(news)})

@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol, cast
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.progress import format_bytes
 from hebbian_softmax.lab.base.settings import integer, setting
+from hebbian_softmax.lab.base.zips import open_zip
 from hebbian_softmax.lab.data.prepare import readable
 
 LIMIT = 200  # times its own size that a packed file may unpack to
@@ -144,7 +145,7 @@ def _read_folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
 
 def _read_zip(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, Source]]:
     allowance = Allowance(path, limit)
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         texts = [each for each in archive.infolist() if each.filename.endswith(".txt") and wanted(each.filename)]
         allowance.check(sum(text.file_size for text in texts))
         for text in texts:
