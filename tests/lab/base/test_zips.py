@@ -33,3 +33,17 @@ def test_a_member_that_another_one_swallows_is_missed(tmp_path: Path) -> None:
         assert archive.namelist() == ["0.txt", "1.txt"]
     with pytest.raises(zipfile.BadZipFile, match="its list has 2 files, not 3"), open_zip(path):
         pass
+
+
+@pytest.mark.parametrize("name", ["a.txt", "ä.txt"])
+def test_a_damaged_name_is_noticed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, "text")
+    with open_zip(path) as archive:
+        assert archive.read(name) == b"text"
+    content = path.read_bytes()
+    at = content.rindex(b".txt")
+    path.write_bytes(content[:at] + b".tyt" + content[at + 4 :])
+    with pytest.raises(zipfile.BadZipFile, match=r"the name '.\.tyt' in its list is damaged"), open_zip(path):
+        pass
