@@ -44,6 +44,18 @@ class Call:
 
 
 @dataclass(eq=False)
+class Batch:
+    """Activations (N, features), the leaf that they come from, and targets (N,)."""
+
+    x: Tensor
+    h: Tensor
+    targets: Tensor
+
+    def call(self, **options: bool) -> Call:
+        return Call(self.h.detach().double().clone(), self.targets.tolist(), **options)
+
+
+@dataclass(eq=False)
 class Graph:
     """What the backward pass of a loss gives, as it was when the loss was computed."""
 
@@ -133,9 +145,9 @@ class NaiveHead:
 
     # Losses and gradients
 
-    def cross_entropy(self, h: Tensor, targets: list[int], calls: list[Call], *, mean: bool) -> Graph:
-        """Return the loss of activations (N, features) and its gradients, summed or averaged over the targets."""
-        h, weight = h.detach().double(), self.parameters["weight"]
+    def cross_entropy(self, batch: Batch, calls: list[Call], *, mean: bool) -> Graph:
+        """Return the loss of a batch and its gradients, summed or averaged over the targets."""
+        h, targets, weight = batch.h.detach().double(), batch.targets.tolist(), self.parameters["weight"]
         value, largest = 0.0, 1.0
         errors = torch.zeros(len(targets), self.classes, dtype=torch.float64)
         valid = sum(target != IGNORED for target in targets)
@@ -267,7 +279,14 @@ class NaiveHead:
         oracle.counts = list(self.oracle.counts)
         running = copy.deepcopy(self.running)
         return NaiveHead(
-            self.dtype, values, dict.fromkeys(values), oracle, running, self.scale, self.center, nonfinite=self.nonfinite
+            self.dtype,
+            values,
+            dict.fromkeys(values),
+            oracle,
+            running,
+            self.scale,
+            self.center,
+            nonfinite=self.nonfinite,
         )
 
     def load(self, saved: NaiveHead) -> None:
