@@ -387,7 +387,7 @@ class Machine(RuleBasedStateMachine):
         x = (0 * x if drawn["life"] == "zero features" else x).to(self.head.weight.dtype)
         x.requires_grad_(drawn["kind"] != "frozen")
         targets = [IGNORED if label < 0 else label % self.head.num_classes for label in labels]
-        return Batch(x, x * 1 if drawn["kind"] == "graph" else x, torch.tensor(targets, dtype=torch.int64))
+        return Batch(x, x.clone() if drawn["kind"] == "graph" else x, torch.tensor(targets, dtype=torch.int64))
 
     def _remembers(self) -> bool:
         return self.head.training and torch.is_grad_enabled() and self.model.attached
@@ -454,7 +454,8 @@ class Machine(RuleBasedStateMachine):
 
     def _make_optimizer(self, options: Drawn) -> None:
         how, momentum = options["how"], options["momentum"]
-        fused = how == "fused" and not momentum  # torch's fused momentum fails if parameters get gradients one by one
+        # torch's fused SGD is wrong in bfloat16, and with momentum fails if parameters get gradients one by one.
+        fused = how == "fused" and not momentum and self.head.weight.dtype != torch.bfloat16
         self.optimizer = torch.optim.SGD(
             self.head.parameters(), lr=0.1, momentum=momentum, foreach=how == "foreach", fused=fused
         )
@@ -476,6 +477,7 @@ class Machine(RuleBasedStateMachine):
         self.losses, self.held = [], []
         self.head.to(dtype)
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # casts the momentum
+        self.optimizer.param_groups[0]["fused"] &= dtype != torch.bfloat16
         self.model.convert(dtype)
 
     def _save_and_load(self, how: Drawn) -> None:
