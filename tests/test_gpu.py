@@ -45,6 +45,58 @@ def test_the_same_input_gives_the_same_bits() -> None:
     assert_same_bits(run("cuda", 4), run("cuda", 4))
 
 
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
+def test_a_gradient_cleared_by_a_foreach_operation_is_found(options: dict[str, bool]) -> None:
+    """``torch._foreach_zero_`` does not raise the version of the gradient."""
+    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, **options)
+    head.attach(optimizer)
+
+    def backward(label: int, factor: float = 1.0) -> None:
+        (head.loss(torch.randn(1, 4, device="cuda"), torch.tensor([label], device="cuda")) * factor).backward()
+
+    backward(1)
+    optimizer.zero_grad(set_to_none=False)
+    backward(3)
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0]
+    optimizer.zero_grad(set_to_none=False)
+    backward(2)
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    assert head.counts.tolist() == [0, 0, 0, 1, 0, 0]
+    backward(4, 0.0)
+    backward(5, 0.0)
+    optimizer.step()  # gradients that are zero and were not cleared
+    assert head.counts.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained body", "frozen features"])
+def test_the_targets_context(compiled: bool, frozen: bool) -> None:
+    def train(device: str) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4).requires_grad_(not frozen), HebbianSoftmax(4, 6, **OK)).double()
+        batches = [(torch.randn(5, 3).double(), torch.randint(6, (5,))) for _ in range(4)]
+        model = model.to(device)
+        head, optimizer = model[-1], torch.optim.Adam(model.parameters())
+        head.attach(optimizer)
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled and device == "cuda" else model
+        for x, y in batches:
+            x, y = x.to(device), y.to(device)
+            with head.targets(y):
+                loss = nn.functional.cross_entropy(call(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: value.cpu() for name, value in model.state_dict().items()}
+
+    expected, found = train("cpu"), train("cuda")
+    assert int(expected["1.counts"].sum()) == 20
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_cleared_gradient_is_found_on_the_device(to_none: bool) -> None:
     head, optimizer = attached_head(device="cuda")

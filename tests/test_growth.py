@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -193,3 +199,133 @@ def test_new_rows_start_as_the_optimizer_starts(kind, options, name, start, clas
     new = optimizer.state[head.weight][name][classes:]
     assert torch.equal(new, torch.full_like(new, start))
     train(head, optimizer, (classes,))
+
+
+def grown_head(**options: Any) -> tuple[HebbianSoftmax, torch.optim.Optimizer]:
+    """Return a head of 64 classes and one, with spare rows, gradients and Adam's state."""
+    head, optimizer = attached_head(partial(torch.optim.Adam, amsgrad=True), lr=0.01, classes=64, bias=True, **options)
+    train(head, optimizer, (1, 2, 5))
+    head.add_classes(1)
+    return head, optimizer
+
+
+def per_row(head: HebbianSoftmax, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return every tensor with a row for each class."""
+    named = dict(head.named_parameters())
+    tensors = named | {f"{name}.grad": p.grad for name, p in named.items()} | {"counts": head.counts}
+    states = {f"{name}.{key}": v for name, p in named.items() for key, v in optimizer.state[p].items() if v.dim()}
+    return tensors | states
+
+
+def test_single_classes_are_added_without_copying_what_is_there() -> None:
+    head, optimizer = grown_head()
+    tensors = per_row(head, optimizer)
+    assert len(tensors) == 11
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    for _ in range(8):
+        head.add_classes(1)
+    assert {name: tensor.data_ptr() for name, tensor in per_row(head, optimizer).items()} == addresses
+    head.add_classes(1)  # more than an eighth
+    assert head.weight.data_ptr() != addresses["weight"]
+
+
+@pytest.mark.parametrize("save", [torch.save, pickle.dump])
+def test_no_file_has_spare_rows(save: Callable[..., None], tmp_path: Path) -> None:
+    head, optimizer = grown_head()
+    for tensor in per_row(head, optimizer).values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    fresh, its_optimizer = attached_head(partial(torch.optim.Adam, amsgrad=True), lr=0.01, classes=65, bias=True)
+    train(fresh, its_optimizer, (1, 2, 5))
+    sizes = []
+    for each in ((head, optimizer), (fresh, its_optimizer)):
+        head.weight.grad = fresh.weight.grad = None
+        for index, content in enumerate((each[0].state_dict(), each[1].state_dict(), copy.deepcopy(each[0]))):
+            with open(tmp_path / f"{index}", "wb") as file:
+                save(content, file)
+        sizes.append([(tmp_path / f"{index}").stat().st_size // 512 for index in range(3)])
+    assert sizes[0] == sizes[1]
+
+
+MOVES: dict[str, Callable[[HebbianSoftmax], Any]] = {
+    "half": lambda head: head.half().float(),
+    "shared": lambda head: head.share_memory(),
+    "data": lambda head: setattr(head.weight, "data", head.weight.data.clone()),
+    "loaded": lambda head: head.load_state_dict(head.state_dict()),
+    "transposed": lambda head: setattr(head.weight, "data", head.weight.data.T.contiguous().T),
+    "cleared": lambda head: head.zero_grad(),
+    "smaller": lambda head: setattr(head.weight, "grad", head.weight.grad[:].clone()),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_head_that_has_changed_its_memory_grows_as_before(move: str) -> None:
+    head, optimizer = grown_head()
+    MOVES[move](head)
+    before = {name: value.detach().clone() for name, value in per_row(head, optimizer).items() if value is not None}
+    for _ in range(3):
+        head.add_classes(1)
+    for name, value in per_row(head, optimizer).items():
+        assert name not in before or torch.equal(value[:65], before[name]), name
+        assert value is None or value.shape[0] == 68
+    optimizer.zero_grad()
+    train(head, optimizer, (66, 67))
+    assert head.counts[64:].tolist() == [0, 0, 1, 1]
+
+
+def test_what_shares_the_memory_keeps_its_own_new_rows() -> None:
+    """A head that was given the tensors of another one, and not copies, does not write into its spare rows."""
+    head, _optimizer = grown_head()
+    twin = HebbianSoftmax(4, 65, bias=True, **OK)
+    twin.load_state_dict(head.state_dict(), assign=True)
+    assert twin.weight.data_ptr() == head.weight.data_ptr()
+    for each in (head, twin):
+        each.add_classes(1)
+    rows = head.weight[65].detach().clone()
+    with torch.no_grad():
+        twin.weight[65:] = 7
+    assert torch.equal(head.weight[65], rows)
+    twin.add_classes(1)
+    assert not (head.weight == 7).any()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda head: pickle.loads(pickle.dumps(head))])
+def test_a_copy_grows_alone(copied: Callable[[HebbianSoftmax], HebbianSoftmax]) -> None:
+    head, _optimizer = grown_head()
+    twin = copied(head)
+    before = head.weight.detach().clone()
+    for _ in range(3):
+        twin.add_classes(1)
+    with torch.no_grad():
+        twin.weight.fill_(7)
+    assert torch.equal(head.weight, before)
+    head.add_classes(1)
+    assert torch.equal(head.weight[:65], before)
+
+
+def test_modules_that_come_to_share_the_weight_later_follow() -> None:
+    head, _optimizer = grown_head()
+    embedding, other = nn.Embedding(65, 4), nn.Linear(4, 65)
+    embedding.weight = head.weight
+    head.add_classes(1)
+    assert embedding.num_embeddings == 66
+    embedding.weight = nn.Parameter(torch.zeros(3, 4))
+    head.add_classes(1)
+    assert embedding.num_embeddings == 66
+    other.weight = head.weight
+    with pytest.raises(ValueError, match="shared with Linear"):
+        head.add_classes(1)
+    del other
+    head.add_classes(1)
+
+
+def test_memory_with_spare_rows_goes_with_the_tensors_that_use_it() -> None:
+    head, optimizer = attached_head(torch.optim.Adam, classes=50_000)
+    train(head, optimizer)
+    head.add_classes(1)
+    memory = [weakref.ref(tensor.untyped_storage()) for tensor in per_row(head, optimizer).values()]
+    gradient = weakref.ref(head.weight.grad)
+    head.zero_grad()
+    assert gradient() is None
+    del head, optimizer
+    gc.collect()
+    assert all(reference() is None for reference in memory)

@@ -151,8 +151,18 @@ def test_suggest() -> None:
     for counts, match in (([0, 0], "at least once"), ([], "at least once"), ([-1, 3], ">= 0"), ([1.5], "integers")):
         with pytest.raises(ValueError, match=match):
             HebbianSoftmax.suggest(counts, epochs=1)
-    with pytest.raises(ValueError, match="epochs"):
-        HebbianSoftmax.suggest([1], epochs=-1)
+    for epochs in (-1, float("nan"), float("inf"), "ten"):
+        with pytest.raises(ValueError, match="epochs"):
+            HebbianSoftmax.suggest([1], epochs=epochs)
+
+
+@pytest.mark.parametrize("rarest", [1, 2, 3, 10])
+def test_suggest_never_lets_an_occurrence_overwrite_the_whole_row(rarest: int) -> None:
+    gamma, limit = HebbianSoftmax.suggest([rarest, 50], epochs=4)
+    assert gamma == (1 / rarest if rarest > 1 else 0.5)
+    assert limit == 4 * rarest
+    HebbianSoftmax(4, 2, gamma=gamma, limit=limit)
+    assert HebbianSoftmax.suggest([2**62], epochs=1e9)[1] == 2**63 - 1
 
 
 BAD_ARGUMENTS = [
@@ -162,6 +172,7 @@ BAD_ARGUMENTS = [
     ({"gamma": "a"}, TypeError, "gamma must be a number, got 'a'"),
     ({"limit": -1}, ValueError, "limit must be at least 0, got -1"),
     ({"limit": 1.5}, TypeError, "limit must be an integer"),
+    ({"limit": 2**63}, ValueError, "limit must be at most 9223372036854775807, got 9223372036854775808"),
     ({"dropout": 1.5}, ValueError, "dropout"),
     ({"scale": "max"}, ValueError, 'scale must be "match" or a number'),
     ({"scale": float("inf")}, ValueError, "scale"),
@@ -171,6 +182,7 @@ BAD_ARGUMENTS = [
     ({"rate": lambda c, n: 0.5}, ValueError, "one λ for each"),
     ({"rate": lambda c, n: c * 2.0}, ValueError, r"λ in \[0, 1\]"),
     ({"ignore_index": 0.5}, TypeError, "ignore_index"),
+    ({"ignore_index": 2**63}, ValueError, "ignore_index must be at most"),
 ]
 
 
@@ -180,10 +192,11 @@ def test_bad_arguments(options: dict[str, object], error: type[Exception], match
         HebbianSoftmax(4, 6, **(OK | options))
 
 
-@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
-def test_bad_sizes(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        HebbianSoftmax(*size, **OK)
+def test_bad_sizes() -> None:
+    with pytest.raises(ValueError, match="in_features must be at least 1, got 0"):
+        HebbianSoftmax(0, 5, **OK)
+    with pytest.raises(ValueError, match="num_classes must be at least 0, got -1"):
+        HebbianSoftmax(5, -1, **OK)
 
 
 BAD_BATCHES = [

@@ -143,6 +143,17 @@ def test_steps_without_the_head_and_a_frozen_one(device: str) -> None:
 
 
 @both
+def test_counts_stay_at_the_largest_number(name: str, any_device: str) -> None:
+    ways = ThreeWays(name, any_device)
+    for net, _optimizer in ways:
+        net["head"].counts.fill_(2**63 - 3)
+    ways.train(range(3))
+    ways.check()
+    assert bool((ways.found["head"].counts >= 2**63 - 3).all())
+    assert int(ways.found["head"].counts.max()) == 2**63 - 1
+
+
+@both
 def test_states_go_both_ways(name: str, device: str) -> None:
     """Two steps with the one, two with the other from its state dict, are four with either."""
     ours, theirs, settings = PAIRS[name]

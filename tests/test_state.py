@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import ConstantRate, HebbianSoftmax
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, PaperRate
 from tests.heads import assert_same_bits, attached_head, copied_state, unchanged
 
 OK = {"gamma": 0.3, "limit": 9}
@@ -66,8 +67,8 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = HebbianSoftmax(4, 6, bias=True, **OK)
-    names = ["weight", "bias", "counts", "nonfinite_count", "running.mean", "running.norms", "running.batches"]
-    assert list(head.state_dict()) == names
+    memory = ["counts", "nonfinite_count", "filled", "running.mean", "running.norms", "running.batches"]
+    assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 
 
@@ -76,10 +77,11 @@ def test_a_plain_linears_state_counts_as_familiar(nested: bool, caplog: pytest.L
     linear, head = nn.Linear(4, 6), HebbianSoftmax(4, 6, bias=True, **OK)
     head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
     source, target = (nn.Sequential(linear), nn.Sequential(head)) if nested else (linear, head)
-    with caplog.at_level(logging.WARNING, "hebbian_softmax"):
+    with caplog.at_level(logging.INFO, "hebbian_softmax"):
         target.load_state_dict(source.state_dict())
     assert "6 classes" in caplog.text
     assert "familiar" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
     assert torch.equal(head.weight, linear.weight)
     assert head.counts.tolist() == [9] * 6
     assert not head.running.mean.any()
@@ -90,8 +92,10 @@ def test_a_plain_linears_state_counts_as_familiar(nested: bool, caplog: pytest.L
 @pytest.mark.parametrize("bias", [True, False])
 def test_from_linear(bias: bool, caplog: pytest.LogCaptureFixture) -> None:
     linear = nn.Linear(4, 6, bias=bias).double().eval()
-    head = HebbianSoftmax.from_linear(linear, **OK, dropout=0.5)
+    with caplog.at_level(logging.INFO, "hebbian_softmax"):
+        head = HebbianSoftmax.from_linear(linear, **OK, dropout=0.5)
     assert "familiar" in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
     assert "counts=" in caplog.text
     assert head.weight is linear.weight
     assert head.bias is linear.bias
@@ -110,10 +114,12 @@ def test_from_linear(bias: bool, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_from_linear_with_counts_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
     linear = nn.Linear(4, 3)
-    assert HebbianSoftmax.from_linear(linear, counts=0, **OK).counts.tolist() == [0, 0, 0]
-    assert HebbianSoftmax.from_linear(linear, counts=torch.tensor([3, 1, 2]), **OK).counts.tolist() == [3, 1, 2]
+    with caplog.at_level(logging.INFO, "hebbian_softmax"):
+        assert HebbianSoftmax.from_linear(linear, counts=0, **OK).counts.tolist() == [0, 0, 0]
+        assert HebbianSoftmax.from_linear(linear, counts=torch.tensor([3, 1, 2]), **OK).counts.tolist() == [3, 1, 2]
     assert caplog.text == ""
-    for bad in (torch.tensor([1, 2]), -1, 0.5, torch.tensor([1, 2, -1])):
+    too_large = torch.tensor([1, 2, 2**63], dtype=torch.uint64)
+    for bad in (torch.tensor([1, 2]), -1, 0.5, True, "many", 2**63, torch.tensor([1, 2, -1]), too_large):
         with pytest.raises(ValueError, match="counts must be integers >= 0, one or 3"):
             HebbianSoftmax.from_linear(linear, counts=bad, **OK)
     with pytest.raises(TypeError, match=r"linear must be an nn\.Linear"):
@@ -227,6 +233,22 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
 
 
 @COMPILES
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_model_that_ends_in_the_head_is_one_graph(attached: bool, training: bool) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)).train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if attached:
+        model[1].attach(optimizer)
+    for x in (torch.randn(5, 3), torch.randn(5, 3).requires_grad_()):
+        assert torch._dynamo.explain(model)(x).graph_count == 1
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), model(x))
+        assert torch._dynamo.explain(model[1])(torch.randn(5, 4)).graph_count == 1  # frozen features
+
+
+@COMPILES
 def test_loss_costs_at_most_one_graph_break() -> None:
     model, _optimizer = attached_classifier()
     x, y = torch.randn(5, 3), torch.randint(6, (5,))
@@ -274,8 +296,54 @@ def test_compiled_by_inductor() -> None:
     assert int(model.head.counts.sum()) == 15
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("classes", [0, 6])
+def test_to_linear_is_the_inverse_of_from_linear(bias: bool, classes: int) -> None:
+    head = HebbianSoftmax(4, classes, bias=bias, dtype=torch.float64, **OK).eval()
+    linear = head.to_linear()
+    assert type(linear) is nn.Linear
+    assert linear.weight is head.weight
+    assert linear.bias is head.bias
+    assert (linear.in_features, linear.out_features, linear.training) == (4, classes, False)
+    h = torch.randn(3, 4, dtype=torch.float64)
+    assert torch.equal(linear(h), head(h))
+    head.add_classes(2)
+    assert linear.out_features == classes + 2
+    assert torch.equal(linear(h), head(h))
+    back = HebbianSoftmax.from_linear(linear, **OK)
+    assert back.weight is head.weight
+    assert not back.training
+
+
+def test_to_linear_refuses_a_weight_that_is_computed() -> None:
+    head = nn.utils.parametrizations.weight_norm(HebbianSoftmax(4, 6, **OK))
+    with pytest.raises(TypeError, match="weight must be a parameter"):
+        head.to_linear()
+
+
+@pytest.mark.parametrize("source", ["from_linear", "loaded"])
+@pytest.mark.parametrize("rate", [PaperRate, InclusiveRate])
+def test_counts_stay_at_the_largest_number_and_rows_stay_familiar(source: str, rate: type) -> None:
+    linear = nn.Linear(4, 3, bias=False)
+    options = {"gamma": 0.3, "limit": sys.maxsize, "rate": rate(0.3, sys.maxsize)}
+    if source == "from_linear":
+        head = HebbianSoftmax.from_linear(linear, **options)
+    else:
+        head = HebbianSoftmax(4, 3, **options)
+        head.load_state_dict(linear.state_dict())
+    before = head.weight.detach().clone()
+    for _ in range(2):
+        head.memorize(torch.randn(3, 4), torch.tensor([1, 1, 2]))
+    assert torch.equal(head.weight, before)
+    assert head.counts.tolist() == [sys.maxsize] * 3
+    head.counts[0] = sys.maxsize - 2
+    head.memorize(torch.randn(1, 4), torch.tensor([0]))
+    assert int(head.counts[0]) == sys.maxsize - 1
+
+
 def test_from_linear_says_when_a_rate_does_not_leave_familiar_rows_alone(caplog: pytest.LogCaptureFixture) -> None:
     HebbianSoftmax.from_linear(nn.Linear(4, 6), rate=ConstantRate(0.25), **OK)
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert "still writes them, with λ = 0.25" in caplog.text
 
 

@@ -130,6 +130,21 @@ class Nested(Asking):
         super().step()
 
 
+def test_step_hooks() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    bare = torch.optim.SGD.__new__(torch.optim.SGD)
+    assert [_torch.has_step_hooks(each) for each in (optimizer, bare, None)] == [True, False, False]
+
+
+def test_a_subclass_of_tensor_that_computes_plain_tensors() -> None:
+    class Some(torch.Tensor):
+        __torch_function__ = _torch.RESULTS_ARE_PLAIN_TENSORS
+
+    some = torch.ones(2).as_subclass(Some)
+    assert type(some) is Some
+    assert type(some + some) is torch.Tensor
+
+
 def test_real_and_nested_steps() -> None:
     optimizers = [kind([torch.zeros(1, requires_grad=True)], lr=0.1) for kind in (Asking, Nested)]
     for optimizer in optimizers:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 NO_BACKWARD = -1
 """The number that :func:`current_backward` returns outside of backward passes."""
 
+RESULTS_ARE_PLAIN_TENSORS: Any = torch._C._disabled_torch_function_impl
+"""The ``__torch_function__`` of a Tensor subclass from which only plain tensors are computed (torch 2.11 and 2.13)."""
+
 
 def current_backward() -> int:
     """Return the number of the backward pass that runs on this thread, or ``NO_BACKWARD``.
@@ -126,6 +129,14 @@ def own_parameter(module: nn.Module, name: str) -> Tensor | None:
     """
     parameters: dict[str, Tensor | None] = module.__dict__.get("_parameters", {})
     return parameters.get(name)
+
+
+def has_step_hooks(optimizer: object) -> bool:
+    """Return whether ``optimizer`` can call hooks after its steps; wrappers that skip Optimizer.__init__ cannot.
+
+    Uses ``Optimizer._optimizer_step_post_hooks`` (torch 2.11 and 2.13).
+    """
+    return isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_post_hooks" in optimizer.__dict__
 
 
 def is_real_step(optimizer: torch.optim.Optimizer) -> bool:

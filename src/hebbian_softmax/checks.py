@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax._torch import own_parameter
+from hebbian_softmax import _torch
 from hebbian_softmax.rule import Rate
+
+_PROBABILITIES = "that are not class indices must be probabilities, none negative and with the sum 1 over the classes"
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> float:
@@ -23,13 +25,16 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf) -> f
     return float(value)
 
 
-def check_integer(name: str, value: Any, low: int) -> int:
-    """Return ``value`` as an int if it is an integer of at least ``low``."""
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an int if it is an integer of at least ``low``, and at most ``high`` if that is given."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < low:
+    number = int(value)
+    if number < low:
         raise ValueError(f"{name} must be at least {low}, got {value!r}")
-    return int(value)
+    if high is not None and number > high:
+        raise ValueError(f"{name} must be at most {high}, got {value!r}")
+    return number
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -70,22 +75,63 @@ def check_rate_values(value: Any, counts: Tensor) -> Tensor:
     return value
 
 
-def check_batch(h: Tensor, targets: Tensor, *, features: int) -> tuple[Tensor, Tensor]:
-    """Check shapes and dtypes of activations (..., features) and targets (...); return both flattened."""
+def check_batch(h: Tensor, targets: Tensor, *, features: int, classes: int | None = None) -> tuple[Tensor, Tensor]:
+    """Check shapes and dtypes of activations (..., features) and targets (...); return both flattened.
+
+    With ``classes``, targets may also be probabilities (..., classes), which become (N, classes).
+    """
     for name, value in (("h", h), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if not h.is_floating_point():
         raise TypeError(f"h must be floating point, got {h.dtype}")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TypeError(f"targets must be class indices of an integer dtype, got {targets.dtype}")
+    soft = classes is not None and targets.is_floating_point() and targets.dim() == h.dim()
+    if not soft and (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool):
+        or_else = "" if classes is None else f"; probabilities must have shape (..., {classes})"
+        raise TypeError(f"targets must be class indices of an integer dtype, got {targets.dtype}{or_else}")
     if h.dim() == 0 or h.shape[-1] != features:
         raise ValueError(f"h must have shape (..., {features}), got {tuple(h.shape)}")
-    if targets.shape != h.shape[:-1]:
+    if soft and targets.shape != (*h.shape[:-1], classes):
+        shape = (*h.shape[:-1], classes)
+        raise ValueError(f"targets of probabilities must have shape {shape} to go with h, got {tuple(targets.shape)}")
+    if not soft and targets.shape != h.shape[:-1]:
         raise ValueError(f"targets must have shape {tuple(h.shape[:-1])} to go with h, got {tuple(targets.shape)}")
     if targets.device != h.device:
         raise ValueError(f"targets must be on the device of h, {h.device}, got {targets.device}")
-    return h.reshape(-1, features), targets.reshape(-1).long()
+    flat = h.reshape(-1, features)
+    return flat, targets.reshape(flat.shape[0], targets.shape[-1]) if soft else targets.reshape(-1).long()
+
+
+def check_probabilities(targets: Tensor) -> None:
+    """Check that the rows of soft targets (N, classes) are probabilities: none negative, each row with the sum 1.
+
+    Sums may be off by 0.001, and for dtypes with fewer digits by four times the rounding of 1. An accelerator checks by
+    itself, since reading the values back would stall it.
+    """
+    if targets.is_meta or targets.numel() == 0 == targets.shape[0] or _torch.is_transforming():
+        return
+    targets = targets.detach()
+    sums = targets.sum(1, dtype=torch.promote_types(targets.dtype, torch.float32))
+    negative = ~(targets >= 0).all(1)  # a NaN counts as negative
+    bad = negative | ~((sums - 1).abs() <= max(1e-3, 4 * torch.finfo(targets.dtype).eps))
+    if targets.device.type != "cpu":
+        _torch.assert_on_device(~bad.any(), f"targets {_PROBABILITIES}")
+    elif bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        found = f"{float(targets[row].min()):g} in" if bool(negative[row]) else f"the sum {float(sums[row]):g} of"
+        raise ValueError(f"targets {_PROBABILITIES}, got {found} row {row}")
+
+
+def majority_class(probabilities: Tensor, ignore_index: int) -> Tensor:
+    """Return the class that has more than half of the probability (..., classes); ``ignore_index`` where none has.
+
+    >>> majority_class(torch.tensor([[0.7, 0.3, 0.0], [0.5, 0.5, 0.0], [0.1, 0.0, 0.9]]), -100).tolist()
+    [0, -100, 2]
+    """
+    if probabilities.shape[-1] == 0:
+        return probabilities.new_full(probabilities.shape[:-1], ignore_index, dtype=torch.int64)
+    largest, classes = probabilities.detach().max(-1)
+    return torch.where(largest > 0.5, classes, ignore_index)
 
 
 def check_same_place(weight: Tensor, h: Tensor) -> None:
@@ -103,12 +149,14 @@ def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int)
     bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)
     if bool(bad.any()):
         value = int(targets[bad][0])
+        if num_classes == 0:
+            raise ValueError(f"targets must be ignore_index={ignore_index} while the head has no classes, got {value}")
         raise ValueError(f"targets must be in [0, {num_classes - 1}] or ignore_index={ignore_index}, got {value}")
 
 
 def check_weight(module: nn.Module) -> nn.Parameter:
     """Return the weight of ``module`` if the rule can write it: a real parameter with one row for each class."""
-    weight = own_parameter(module, "weight")
+    weight = _torch.own_parameter(module, "weight")
     if not isinstance(weight, nn.Parameter):
         raise TypeError(
             "weight must be a parameter of the head; a computed one (parametrizations, weight norm) has no rows"

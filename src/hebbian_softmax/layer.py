@@ -13,16 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch, checks
+from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
 from hebbian_softmax.loss.dtypes import product_dtype
+from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.rule import PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import adopt_linear, adopt_state
+from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
+from hebbian_softmax.state import adopt_linear, adopt_state, check_counts, ensure_filled, follow_weight, signature
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -44,7 +46,7 @@ class HebbianSoftmax(nn.Linear):
 
     Args:
         in_features: size of the activations h.
-        num_classes: number of rows of the matrix.
+        num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
         limit: T, the number of occurrences after which a class is left to gradient descent.
         rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
@@ -73,6 +75,7 @@ class HebbianSoftmax(nn.Linear):
 
     counts: Tensor
     nonfinite_count: Tensor
+    filled: Tensor
     running: RunningStatistics
 
     def __init__(
@@ -93,15 +96,15 @@ class HebbianSoftmax(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         in_features = checks.check_integer("in_features", in_features, 1)
-        num_classes = checks.check_integer("num_classes", num_classes, 1)
+        num_classes = checks.check_integer("num_classes", num_classes, 0)
         gamma = checks.check_number("gamma", gamma, 0, 1)
-        limit = checks.check_integer("limit", limit, 0)
+        limit = checks.check_integer("limit", limit, 0, LARGEST_COUNT)
         rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
         scale = checks.check_scale(scale)
         center = checks.check_flag("center", center)
-        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63))
+        ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, bias, device, dtype)
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
@@ -110,11 +113,15 @@ class HebbianSoftmax(nn.Linear):
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        self.register_buffer("filled", signature(self.weight.device))
+        self.checked_filled: Tensor | None = None  # the buffer that was found to have its value, to check it once
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
+        self.context: target_context.Targets | None = None  # the open context of targets()
+        self.context_key: int | None = None  # the number under which a compiled graph finds it; None while none is open
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -146,11 +153,28 @@ class HebbianSoftmax(nn.Linear):
         adopt_linear(head, linear, counts)
         return head.train(linear.training)
 
+    def to_linear(self) -> nn.Linear:
+        """Return a plain ``nn.Linear`` that has the parameters of this head, not copies of them.
+
+        This is the inverse of :meth:`from_linear`, for tools that know ``nn.Linear`` only. What is memorised is in the
+        rows, so the outputs are the same. The two share their parameters until one gets others: training one changes
+        both, and ``add_classes`` grows both.
+
+        >>> head = HebbianSoftmax(8, 10, gamma=0.1, limit=50)
+        >>> head.to_linear().weight is head.weight
+        True
+        """
+        weight = checks.check_weight(self)
+        linear = nn.Linear(self.in_features, 1, self.bias is not None, "meta", weight.dtype)
+        linear.weight, linear.bias, linear.out_features = weight, self.bias, self.num_classes
+        return linear.train(self.training)
+
     @staticmethod
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
         """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
 
-        Classes that never occur are left out.
+        Classes that never occur are left out. γ is at most 1/2: the formula gives 1 where a class occurs once in an
+        epoch, and then every occurrence would overwrite the whole row. (The paper itself tried γ from 0.05 to 0.25.)
 
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)
@@ -186,12 +210,27 @@ class HebbianSoftmax(nn.Linear):
         return total
 
     def forward(self, input: Tensor) -> Tensor:
-        logits = super().forward(input)
-        lone = logits.requires_grad and input.grad_fn is None and not torch.compiler.is_compiling()
-        if lone and self._attachment is not None and self._remembers():  # an input that no graph has made
+        if torch.compiler.is_compiling():  # first, and without a look at the graph, so that this stays one graph
+            if self.context_key is None:
+                return super().forward(input)
+            return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
+        if self._attachment is None and self.context is None:
+            return super().forward(input)
+        known = self._attachment is not None and self._attachment.frozen_inputs.knows(input)
+        logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
+        target_context.watch(self, input, logits)
+        # What remember() was given may be this input, which no graph has made.
+        if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
             self._attachment.watch_weight()
             self._attachment.frozen_inputs.seen(input, logits)
         return logits
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
+        value = super().__getattr__(name)
+        if name != "weight" or torch.compiler.is_compiling() or self.__dict__.get("_attachment") is None:
+            return value
+        return self.__dict__["_attachment"].frozen_inputs.alias(value)
 
     def loss(
         self,
@@ -208,33 +247,38 @@ class HebbianSoftmax(nn.Linear):
         It is ``F.cross_entropy(head(dropout(h)), targets, ...)``, where ``weight`` stands for the class weights; but
         where every target is ignored it is 0 with zero gradients. The activations are memorised at the optimizer step
         that applies the gradient of this loss.
+
+        Targets may also be probabilities (..., num_classes), as from mixup or a teacher. An activation is then
+        memorised for the class that has more than half of the probability; where no class has, it is not memorised.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
+        weight_of_head = self._own_weight()
         check_options(reduction, self.ignore_index, label_smoothing)
-        check_class_weight(weight, self.weight)
+        check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
-            if _torch.is_sharded(self.weight):
-                refuse_sharded(self.weight, h)
-            checks.check_same_place(self.weight, h)
+            follow_weight(self)
+            if _torch.is_sharded(weight_of_head):
+                refuse_sharded(weight_of_head, h)
+            checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
         copy = self._copy_for(h)
         if copy is None:
-            check_same_dtype(self.weight, h)
-        loss = cross_entropy(
-            F.dropout(flat, self.dropout, self.training),
-            self.weight,
-            flat_targets,
-            linear_bias=self.bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=label_smoothing,
-            zero_if_empty=True,
-            copy=copy,
-        )
+            check_same_dtype(weight_of_head, h)
+        dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
+        if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
+            dropped, copy = dropped.to(weight_of_head.dtype), None
+        options: dict[str, Any] = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+        if soft:
+            loss = soft_cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
+            flat_targets = checks.majority_class(flat_targets, self.ignore_index)
+        else:
+            options |= {"ignore_index": self.ignore_index, "zero_if_empty": True, "copy": copy}
+            loss = cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
         if reduction == "none":
-            loss = loss.view(targets.shape)
-        if remember and torch.is_grad_enabled() and self._remembers(warn_at=3):
+            loss = loss.view(h.shape[:-1])
+        if self._attachment is not None:
+            self._attachment.pending.asked = True
+        if remember and torch.is_grad_enabled() and self.remembers(warn_at=3):
             assert self._attachment is not None
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
@@ -244,24 +288,57 @@ class HebbianSoftmax(nn.Linear):
         """Remember activations for a loss of your own; call this before the backward pass of that loss.
 
         ``h`` is the tensor that the head is called with, or one from which that tensor is computed. Its activations
-        become pending when a backward pass gives a gradient to both ``h`` and the weight. An ``h`` that no graph has
-        made (frozen features) is recognised when the head is called with it. If the head is never called with it, the
-        next gradient of the weight that no other call explains makes its activations pending.
+        become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph
+        has made (frozen features), the gradient of ``head(h)`` counts, or that of the next use of ``head.weight``. If
+        the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
+        counts.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        follow_weight(self)
         self._check_values(flat_targets)
-        if not torch.is_grad_enabled() or not self._remembers(warn_at=3):
+        if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
         self._attachment.remember(h, flat, flat_targets)
+
+    def targets(self, targets: Tensor, *, shift: bool = False) -> target_context.Targets:
+        """Return a context in which one call of the head, made by any model around it, is remembered for ``targets``.
+
+        >>> model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), HebbianSoftmax(8, 10, gamma=0.1, limit=50))
+        >>> head, optimizer = model[-1], torch.optim.Adam(model.parameters())
+        >>> handle = head.attach(optimizer)
+        >>> x, y = torch.randn(4, 20), torch.tensor([3, 1, 4, 1])
+        >>> with head.targets(y):
+        ...     loss = F.cross_entropy(model(x), y)
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> head.counts[:5].tolist()
+        [0, 2, 0, 1, 1]
+
+        The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
+        class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
+        activation at a position is remembered for the label of the next one. The backward pass may come after the
+        context. In eval mode and under ``no_grad`` nothing is remembered.
+        """
+        return target_context.Targets(self, targets, shift)
 
     @property
     def attachment(self) -> Attachment | None:
         """The handle that :meth:`attach` returned, until it is removed."""
         return self._attachment
 
-    def attach(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None = None) -> Attachment:
-        """Let every real step of ``optimizer`` end with the rule's write, until ``remove()`` of the handle is called.
+    def attach(
+        self,
+        optimizer: torch.optim.Optimizer,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        replace: bool = False,
+    ) -> Attachment:
+        """Let every real step of ``optimizer`` end with the rule's write, until :meth:`detach`.
+
+        ``replace=True`` lets go of an earlier optimizer that still lives, as in a second ``fit``; what awaits its step
+        is forgotten. The optimizer may be wrapped, as accelerate and Lightning do it. The handle that is returned has
+        ``remove()``, too.
 
         An optimizer of :mod:`hebbian_softmax.optim` that was made with ``head=`` is attached already, and its handle is
         returned. In data-parallel training all ranks of ``process_group`` (by default all ranks, once the default group
@@ -272,11 +349,22 @@ class HebbianSoftmax(nn.Linear):
             made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
             if self._attachment.active and made_with_it and process_group is None:
                 return self._attachment
-            if self._attachment.active:
-                raise RuntimeError("head is attached to an optimizer already; call remove() on its handle first")
+            if self._attachment.active and not checks.check_flag("replace", replace):
+                raise RuntimeError(
+                    "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
+                    "one, and so does head.detach()"
+                )
+        ensure_filled(self)
+        follow_weight(self, attaching=True)
+        attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
+        self.detach()
+        self._attachment = attachment
+        return attachment
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`: steps no longer write, and what is pending is forgotten. Without one, do nothing."""
+        if self._attachment is not None:
             self._attachment.remove()
-        self._attachment = Attachment(self, optimizer, process_group)
-        return self._attachment
 
     @torch.no_grad()
     def memorize(self, h: Tensor, targets: Tensor) -> None:
@@ -285,6 +373,8 @@ class HebbianSoftmax(nn.Linear):
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
+        ensure_filled(self)
+        follow_weight(self)
         self._check_values(flat_targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
@@ -304,6 +394,9 @@ class HebbianSoftmax(nn.Linear):
         The state of ``optimizer``, and that of the attached optimizer, grows as well, and so do modules that share the
         weight (a tied embedding). New rows are initialised like those of a new head, with count 0 and bias 0. A loss
         that was computed before can no longer be backpropagated: its backward pass raises an error.
+
+        On a CPU there is then memory for an eighth more rows, so that adding single classes copies the matrix rarely.
+        A gradient that was made since the last growth is copied; clear it first if it is no longer needed.
         """
         n = checks.check_integer("n", n, 1)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -319,12 +412,23 @@ class HebbianSoftmax(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
-        super().reset_parameters()
+        if self.weight.numel():  # torch warns about tensors without elements
+            super().reset_parameters()
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
-            self.counts.zero_()
-            self.nonfinite_count.zero_()
-            self._nonfinite_told = 0
-            self.running.reset()
+            self.reset_memory()
+
+    @torch.no_grad()
+    def reset_memory(self, counts: Tensor | int = 0) -> None:
+        """Set the counts, one number or one for each class, and forget the running values; the rows stay.
+
+        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
+        device, and whose buffers were neither loaded nor initialised, needs this call.
+        """
+        self.counts.copy_(check_counts(counts, self.num_classes))
+        self.nonfinite_count.zero_()
+        self._nonfinite_told = 0
+        self.running.reset()
+        self.filled.copy_(signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""
@@ -343,7 +447,7 @@ class HebbianSoftmax(nn.Linear):
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
         )
 
-    def _remembers(self, warn_at: int | None = None) -> bool:
+    def remembers(self, warn_at: int | None = None) -> bool:
         """Return whether activations are remembered now: while training, on an attached head.
 
         ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
@@ -369,12 +473,26 @@ class HebbianSoftmax(nn.Linear):
             return None
         return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
 
+    def _own_weight(self) -> Tensor:
+        """Return the weight itself, never an alias of it."""
+        own = None if torch.compiler.is_compiling() else _torch.own_parameter(self, "weight")
+        return self.weight if own is None else own
+
     def _check_values(self, targets: Tensor) -> None:
+        if targets.is_floating_point():
+            checks.check_probabilities(targets)
+            return
         checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {"_attachment": None, "checked_gradients": set(), "low_precision": None}
+        return self.__dict__ | {
+            "_attachment": None,
+            "context": None,
+            "context_key": None,
+            "checked_gradients": set(),
+            "low_precision": None,
+        }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)

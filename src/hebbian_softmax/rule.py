@@ -7,7 +7,7 @@ and counts c taken *before* the batch::
     λ[i]  = max(1 / c[i], γ) · 1{c[i] < T}                 (equation 4; 1 where c[i] = 0)
     h̄[i]  = 1 / n[i] · Σ_j h_j · 1{y_j = i}
     θ[i] <- λ[i] · h̄[i] + (1 − λ[i]) · θ̂[i]                (equation 3)
-    c[i] <- c[i] + n[i]
+    c[i] <- c[i] + n[i]                                    (never beyond the largest int64)
 """
 
 from __future__ import annotations
@@ -15,12 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 Rate = Callable[[Tensor, Tensor], Tensor]
 """``(counts_before, n) -> λ``: both are int64 with one entry for each class; λ is floating point in [0, 1]."""
+
+LARGEST_COUNT = 2**63 - 1
+"""Counts that reach this stay there: one that went on would be negative, and its class new."""
+
+
+def add_counts(counts: Tensor, n: Tensor) -> Tensor:
+    """Return ``counts + n``, or ``LARGEST_COUNT`` where that is less.
+
+    >>> add_counts(torch.tensor([3, LARGEST_COUNT - 1]), torch.tensor([2, 2])).tolist() == [5, LARGEST_COUNT]
+    True
+    """
+    return counts + torch.minimum(n, LARGEST_COUNT - counts)
 
 
 def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
@@ -55,7 +68,7 @@ class InclusiveRate:
     limit: int
 
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
-        return _annealed(counts + n, self.gamma, self.limit)
+        return _annealed(add_counts(counts, n), self.gamma, self.limit)
 
 
 @dataclass(frozen=True)
@@ -192,13 +205,13 @@ def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
 
 
 def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
-    """Return γ = 1/N_min and T = N_min × epochs of section 3.1, over the classes that occur."""
+    """Return γ = 1/N_min, at most 1/2, and T = N_min × epochs of section 3.1, over the classes that occur."""
     occurrences = torch.as_tensor(counts)
     if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
         raise ValueError(f"counts must be integers >= 0, got {counts!r}")
     if not bool((occurrences > 0).any()):
         raise ValueError("counts must have a class that occurs at least once")
-    if not 0 <= epochs < math.inf:
+    if not isinstance(epochs, Real) or not 0 <= epochs < math.inf:
         raise ValueError(f"epochs must be a number of at least 0, got {epochs!r}")
     rarest = int(occurrences[occurrences > 0].min())
-    return 1 / rarest, round(rarest * epochs)
+    return 1 / max(rarest, 2), min(round(rarest * epochs), LARGEST_COUNT)

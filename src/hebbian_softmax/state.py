@@ -8,17 +8,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hebbian_softmax._torch import own_parameter
+from hebbian_softmax.rule import LARGEST_COUNT
+
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 _log = logging.getLogger("hebbian_softmax")
 
+_SIGNATURE = (173 << 8, 211 << 8, 139 << 8, 229 << 8)
+"""The constant in the buffer ``filled``. It survives a cast to bfloat16 or float16, and memory garbage differs."""
+
+
+def signature(device: torch.device) -> Tensor:
+    """Return the value of the buffer ``filled``, which tells buffers with values from buffers that are only allocated.
+
+    Hugging Face and FSDP users build models on the meta device and allocate what a checkpoint lacks with
+    ``torch.empty``. Counts that are memory garbage look like any other numbers.
+    """
+    return torch.tensor(_SIGNATURE, device=device)
+
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
-    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that."""
+    """Log what happens to rows that come from a plain nn.Linear, and ``how`` to change that.
+
+    It is a warning only where the rule goes on to write trained rows.
+    """
     count = torch.tensor([head.limit])
     rate = float(head.rate(count, torch.ones_like(count)))
-    _log.warning(
+    _log.log(
+        logging.INFO if rate == 0 else logging.WARNING,
         "The %d classes of a plain nn.Linear count as familiar (counts = limit = %d): %s. %s overrides that.",
         head.num_classes,
         head.limit,
@@ -35,15 +54,70 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     if counts is None:
         tell_familiar(head, "The argument counts=")
     else:
-        given = torch.as_tensor(counts)
-        if given.is_floating_point() or given.shape not in ((), new_counts.shape) or bool((given < 0).any()):
-            raise ValueError(f"counts must be integers >= 0, one or {linear.out_features} of them, got {counts!r}")
-        new_counts.copy_(given)
+        new_counts.copy_(check_counts(counts, linear.out_features))
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
-    head.counts.copy_(new_counts)
-    head.nonfinite_count.zero_()
-    head.running.reset()
+    head.reset_memory(new_counts)
+
+
+def ensure_filled(head: HebbianSoftmax) -> None:
+    """Give the buffers of a head their values if they were only allocated, or say how to give them.
+
+    transformers marks what it has loaded or initialised with an attribute. Elsewhere nobody knows whether the rows are
+    new or come from a trained layer.
+    """
+    filled = head.filled
+    if filled is head.checked_filled or filled.is_meta:
+        return
+    if filled.tolist() != list(_SIGNATURE):
+        loaded = getattr(own_parameter(head, "weight"), _OF_TRANSFORMERS, False)
+        if not loaded and not getattr(head, _OF_TRANSFORMERS, False):
+            raise RuntimeError(
+                "the head's counts were never filled: its buffers were allocated (by to_empty, or by a library that "
+                "builds models on the meta device), but neither loaded nor initialised. Call head.reset_memory() if "
+                "the rows are new, or head.reset_memory(head.limit) if they come from a trained layer"
+            )
+        head.reset_memory(head.limit if loaded else 0)
+        if loaded:
+            tell_familiar(head, "head.reset_memory(counts)")
+    head.checked_filled = head.filled
+
+
+_OF_TRANSFORMERS = "_is_hf_initialized"
+
+
+def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
+    """Keep the counts in step with a weight that others have grown, as transformers resizes a tied embedding."""
+    weight = own_parameter(head, "weight")
+    if weight is None or weight.shape[0] <= head.counts.shape[0]:
+        return  # a weight that is too small is refused where it is written
+    rows, counted = weight.shape[0], head.counts.shape[0]
+    if head.attachment is not None and head.attachment.active and not attaching:
+        raise RuntimeError(
+            f"head.weight has {rows} rows now, and had {counted} when the optimizer was made; make a new optimizer and "
+            "call head.attach(optimizer, replace=True), or grow with head.add_classes(n), which keeps the optimizer"
+        )
+    if head.bias is not None and head.bias.shape[0] != rows:
+        raise RuntimeError(f"head.weight has {rows} rows and head.bias {head.bias.shape[0]}; resize both")
+    head.counts = torch.cat([head.counts, head.counts.new_zeros(rows - counted)])
+    head.out_features = rows
+    _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
+
+
+def check_counts(counts: Tensor | int, classes: int) -> Tensor:
+    """Return ``counts`` as int64 if they are integers that fit, one or as many as there are classes."""
+    try:
+        given = torch.as_tensor(counts)
+        # As int64, numbers too large for it are negative.
+        good = not given.dtype.is_floating_point and not given.dtype.is_complex and given.dtype != torch.bool
+        good = good and given.shape in ((), (classes,)) and not bool((given.long() < 0).any())
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"counts must be integers >= 0, one or {classes} of them, each at most {LARGEST_COUNT}, got {counts!r}"
+        )
+    return given.long()
 
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
@@ -57,6 +131,12 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
                 f"{key} of the loaded state has shape {tuple(value.shape)}, the head's has {tuple(tensor.shape)}; "
                 "make the head with the classes of the state, or grow it with add_classes(n)"
             )
+    filled = state.get(prefix + "filled")
+    if filled is not None and filled.tolist() != list(_SIGNATURE):
+        raise ValueError(
+            f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
+            "are memory garbage; load a state that was saved from a head with values"
+        )
     memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias")}
     if prefix + "weight" in state and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
@@ -64,6 +144,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
             state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
+    if prefix + "counts" in state and filled is None:  # of a plain layer, or saved before there was this constant
+        state[prefix + "filled"] = signature(state[prefix + "counts"].device)
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hebbian_softmax import HebbianSoftmax
+from tests.attach.pending_lab import Lab
 from tests.heads import attached_head, train
 
 OK = {"gamma": 0.3, "limit": 9}
@@ -46,6 +47,69 @@ def test_attaching_twice_is_refused_until_the_first_is_removed_or_gone() -> None
     head.attach(third)
     train(head, third)
     assert head.counts.tolist() == [0, 3, 3, 0, 0, 0]
+
+
+def test_attaching_anew_with_replace_lets_go_of_the_old_optimizer() -> None:
+    lab = Lab()
+    lab.learn(1)
+    optimizer = torch.optim.SGD(lab.model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="replace=True"):
+        lab.head.attach(optimizer)
+    with pytest.raises(ValueError, match="does not hold"):
+        lab.head.attach(torch.optim.SGD([torch.zeros(1)]), replace=True)
+    assert lab.head.attachment is lab.handle
+    handle = lab.head.attach(optimizer, replace=True)
+    assert not lab.handle.active
+    assert handle.active
+    with torch.no_grad():
+        lab.optimizer.step()
+    assert int(lab.head.counts.sum()) == 0  # what waited for the old optimizer is forgotten
+    lab.optimizer.zero_grad()
+    lab.optimizer, lab.handle = optimizer, handle
+    lab.step_writes(lab.learn(2))
+
+
+def test_detach() -> None:
+    lab = Lab()
+    lab.learn(1)
+    lab.head.detach()
+    lab.head.detach()
+    lab.optimizer.step()
+    assert lab.head.attachment is None
+    assert int(lab.head.counts.sum()) == 0
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that carries another, as accelerate's does: without the hooks of torch.optim.Optimizer."""
+
+    def __init__(self, optimizer: object) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+class OtherWrapper:
+    """Not an optimizer at all, as Lightning's."""
+
+    def __init__(self, optimizer: object) -> None:
+        self.optimizer = optimizer
+
+
+def test_wrapped_optimizers_are_unwrapped() -> None:
+    lab = Lab()
+    wrapper = Wrapper(lab.optimizer)
+    lab.handle = lab.head.attach(OtherWrapper(wrapper), replace=True)
+    assert lab.handle.optimizer() is lab.optimizer
+    batch = lab.learn(1, 2)
+    before, grad = lab.head.weight.detach().clone(), lab.head.weight.grad
+    wrapper.step()
+    expected = lab.oracle.update(before - 0.1 * grad, batch[0].detach(), batch[1])
+    torch.testing.assert_close(lab.head.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(TypeError, match="has no step hooks"):
+        lab.head.attach(Wrapper(None), replace=True)
+    with pytest.raises(TypeError, match="must be a torch"):
+        lab.head.attach(OtherWrapper(None), replace=True)
 
 
 def test_a_weight_on_meta_or_computed_is_refused() -> None:

@@ -27,7 +27,8 @@ def test_loss_without_backward() -> None:
 def test_nothing_pending_nothing_written() -> None:
     lab = Lab()
     lab.head.weight.grad = torch.randn_like(lab.head.weight)
-    lab.step_writes()
+    with pytest.warns(UserWarning, match="nothing was remembered"):
+        lab.step_writes()
 
 
 def test_retain_graph_twice_is_once() -> None:
@@ -90,7 +91,8 @@ def test_an_unattached_head_warns_once_and_remembers_nothing() -> None:
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     loss.backward()
-    optimizer.step()
+    with pytest.warns(UserWarning, match="nothing was remembered"):
+        optimizer.step()
     assert int(head.counts.sum()) == 0
 
 

@@ -94,3 +94,112 @@ def test_what_was_remembered_and_never_used_is_not_written_with_another_loss() -
     lab = Lab()
     lab.head.remember(*lab.batch(1, grad=False))
     lab.step_writes(lab.learn(2))
+
+
+def test_a_skipped_batch_of_frozen_features_is_not_memorised() -> None:
+    lab = Lab()
+    batches = [lab.batch(*labels, grad=False) for labels in ((1, 2), (3, 3), (4,))]
+    for number, (h, y) in enumerate(batches):
+        lab.optimizer.zero_grad()
+        lab.head.remember(h, y)
+        loss = nn.functional.cross_entropy(nn.functional.linear(h, lab.head.weight), y)
+        if number == 1:
+            continue
+        loss.backward()
+        lab.step_writes((h, y))
+
+
+def test_a_hundred_calls_before_one_backward_are_all_memorised() -> None:
+    lab = Lab(lr=0.0)
+    batches = [lab.batch(label % CLASSES, grad=False) for label in range(100)]
+    loss = torch.zeros((), dtype=torch.float64)
+    for h, y in batches:
+        lab.head.remember(h, y)
+        loss = loss + nn.functional.cross_entropy(h @ lab.head.weight.t(), y)
+    loss.backward()
+    lab.step_writes(*batches)
+
+
+def test_the_weight_is_a_parameter_while_frozen_features_wait() -> None:
+    lab = Lab()
+    (weight,) = lab.head.parameters()
+    h, y = lab.batch(1, grad=False)
+    lab.head.remember(h, y)
+    seen = lab.head.weight
+    assert isinstance(seen, nn.Parameter)
+    assert type(seen @ h[0]) is torch.Tensor
+    seen.grad = torch.ones_like(weight)
+    assert seen.grad is weight.grad
+    with torch.no_grad():
+        assert lab.head.weight is weight
+    lab.optimizer.zero_grad()
+    lab.learn(2)
+    assert lab.head.weight is weight  # a gradient has come: nobody computes a loss now
+
+
+def test_frozen_features_and_a_weight_taken_from_elsewhere() -> None:
+    """Nothing tells these calls apart: the next gradient that nothing else explains makes them pending."""
+    lab = Lab()
+    weight = lab.head.weight
+    h, y = lab.batch(1, 2, grad=False)
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(h @ weight.t(), y).backward()
+    lab.step_writes((h, y))
+    lab.optimizer.zero_grad()
+    lab.head.remember(h, y)
+    lab.step_writes()  # a step forgets what was remembered for no loss
+    lab.step_writes(lab.learn(3))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("first", ["remember", "loss", "targets"])
+def test_micro_batches_whose_gradient_is_zero_are_kept(first: str, frozen: bool) -> None:
+    lab = Lab()
+    batches = []
+    for _ in range(3):
+        h, y = lab.batch(1, 2, grad=not frozen)
+        if first == "remember":
+            lab.head.remember(h, y)
+            loss = nn.functional.cross_entropy(lab.head(h), y)
+        elif first == "loss":
+            loss = lab.head.loss(h, y)
+        else:
+            with lab.head.targets(y):
+                loss = nn.functional.cross_entropy(lab.head(h), y)
+        (loss * 0).backward()
+        lab.head.loss(*lab.batch(5), remember=False).mul(0).backward()  # a pass that remembers nothing
+        batches.append((h, y))
+    lab.step_writes(*batches)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["frozen", "leaf"])
+def test_a_second_backward_pass_counts_if_the_first_did_not(grad: bool) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2, grad=False)
+    h.requires_grad_(grad)
+    lab.head.remember(h, y)
+    loss = nn.functional.cross_entropy(lab.head(h), y)
+    if grad:
+        torch.autograd.grad(loss, h, retain_graph=True)  # an attack
+    else:
+        loss.backward(retain_graph=True)
+        lab.optimizer.zero_grad()
+    loss.backward()
+    lab.step_writes((h, y))
+
+
+def test_the_head_called_with_something_computed_from_frozen_features() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2, grad=False)
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(h * 2), y).backward()
+    lab.step_writes((h, y))
+
+
+def test_memory_that_is_used_again_is_not_what_was_remembered() -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, 2, grad=False))  # for no loss, and freed
+    h, y = lab.batch(3, 4, grad=False)  # an allocator likes to give the same memory
+    lab.head.remember(h, y)
+    nn.functional.cross_entropy(lab.head(h), y).backward()
+    lab.step_writes((h, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -138,6 +139,30 @@ def train_after_dummy_step(setup: Setup, steps: list[Step], how: str) -> dict[st
 def test_the_dummy_step_of_a_checkpoint_on_one_rank(pool: Pool, how: str) -> None:
     """It steps the optimizer once, which must cause no write and no exchange that other ranks would have to join."""
     check(pool, how, Setup(optimizer="adam"), [4, 4], train_after_dummy_step)
+
+
+def raising(*args: Tensor) -> Tensor:
+    raise ArithmeticError
+
+
+def memorize_after_a_fault(setup: Setup, batches: list[Batch], how: str, name: str) -> dict[str, Tensor]:
+    """A rate or an objective is the same on every rank, so it raises on every rank."""
+    training = Training(setup, how)
+    right = getattr(training.head, name)
+    for wrong in (right, raising, right):
+        setattr(training.head, name, wrong)
+        with nullcontext() if wrong is right else pytest.raises(ArithmeticError):
+            training.head.memorize(*training.own(batches))
+    return snapshot(training.model)
+
+
+@pytest.mark.parametrize(("how", "name"), [("ddp", "rate"), ("ddp", "objective"), ("head", "rate")])
+def test_a_write_that_raises_on_all_ranks_changes_none(pool: Pool, how: str, name: str) -> None:
+    setup = Setup()
+    batches = [(torch.randn(n, FEATURES, dtype=setup.dtype), torch.randint(7, (n,))) for n in (3, 5)]
+    alone = memorize_after_a_fault(setup, batches, "alone", name)
+    assert int(alone["head.counts"].sum()) == 16
+    assert_same(pool.run(2, memorize_after_a_fault, setup, batches, how, name), alone)
 
 
 def memorize(setup: Setup, batches: list[Batch], how: str, attached: bool) -> dict[str, Tensor]:

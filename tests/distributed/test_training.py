@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hebbian_softmax import ConstantRate, InclusiveRate
 from tests.distributed.pool import Pool
-from tests.distributed.training import Model, Setup, Step, Training, check, make_steps, snapshot
+from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
 every_way = pytest.mark.parametrize("how", ["ddp", "root", "head"])
 fsdp = pytest.mark.parametrize("how", ["root", "head"])
@@ -216,6 +216,30 @@ def skip_and_go_on(setup: Setup, steps: list[Step], how: str, foreach: bool = Fa
             training.backward([batches], batches)
         training.finish_step()
     return snapshot(training.model)
+
+
+class Logits(Model):
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.head(self.hidden(x))
+
+
+def train_in_contexts(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:
+    """Train as users do whose models return logits."""
+    training = Training(setup, how)
+    for step in steps:
+        for batches in step if how != "alone" else [[each for part in step for each in part]]:
+            x, targets = training.own(batches)
+            with training.head.targets(targets):
+                loss = F.cross_entropy(training.called(x, targets), targets, reduction="sum")
+            (loss * training.ranks / count_targets(step)).backward()
+        training.finish_step()
+    return snapshot(training.model)
+
+
+@every_way
+def test_the_targets_context_around_a_wrapped_model(pool: Pool, how: str) -> None:
+    alone = check(pool, how, Setup(kind=Logits), [3, 5], train_in_contexts, micro_batches=2)
+    assert alone["head.counts"].sum() == 4 * 2 * 8
 
 
 @clearing

@@ -12,7 +12,7 @@ KERNELS = "column_sums finish_input multiply_kernel prepare_kernel scores set_ta
 
 
 def main() -> None:
-    compiled = compile_for_hopper(shared_memory=232_448)  # A program on a Hopper GPU can have this much.
+    compiled = compile_for_hopper(engine.SHARED_MEMORY)
     with torch.device("meta"):  # A CPU has no products of bfloat16 matrices that are summed in float32.
         h, w, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((130, 72), (301, 72), 301))
         target, scale = torch.empty(130, dtype=torch.int64), torch.empty(130)

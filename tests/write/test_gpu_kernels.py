@@ -111,6 +111,17 @@ def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])
 
 
+@pytest.mark.parametrize("rate", [PaperRate, InclusiveRate])
+def test_counts_stay_at_the_largest_number(rate: type, device: str) -> None:
+    most = 2**63 - 1
+    head = head_of(device, limit=most, rate=rate(0.2, most))
+    head.counts[:2], head.counts[2] = most, most - 3
+    call = batch(device, 12)
+    call.targets[:] = torch.arange(12, device=device) % 4
+    compare(head, [[call], [call]])
+    assert head.counts[:4].tolist() == [most, most, most, 6]
+
+
 def test_all_targets_equal(device: str) -> None:
     call = batch(device, 40)
     call.targets.fill_(3)

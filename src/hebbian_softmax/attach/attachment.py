@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from hebbian_softmax import _torch
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import ShardedPending
+from hebbian_softmax.attach.targets import WatchedCalls
 from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import plain_copy, write
@@ -30,14 +32,16 @@ class Attachment:
         self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None
     ) -> None:
         weight = weight_to_write(head)
-        _check_optimizer(optimizer, weight)
+        optimizer = _check_optimizer(_unwrapped(optimizer), weight)
         check_group(weight, process_group)
         self.weight, self.process_group = weight, process_group
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
         # large matrix is freed together with its owners.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight)
+        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
+        self.watched_calls = WatchedCalls()
+        self._warned_of_nothing = False
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
         self.watch = torch.compiler.disable(self.pending.watch)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
@@ -71,6 +75,7 @@ class Attachment:
     def remember(self, h: Tensor, flat: Tensor, targets: Tensor) -> None:
         """Let the gradient of ``h``, which ``flat`` is a view of, make the activations pending."""
         self.watch_weight()
+        self.pending.asked = True
         activations = plain_copy(flat, targets, Call())
         if h.grad_fn is not None:
             pending = self.pending
@@ -85,6 +90,7 @@ class Attachment:
         self._hooks = []
         self.pending.close()
         self.frozen_inputs.clear()
+        self.watched_calls = WatchedCalls()
         head = self._head()
         if head is not None:
             head.forget(self)
@@ -114,7 +120,27 @@ class Attachment:
         if not self._checked_for_copy and optimizer.state.get(self.weight) and not _is_capturing():
             _check_for_copy(optimizer, self.weight)
             self._checked_for_copy = True
-        return self.pending.take()
+        taken = self.pending.take()
+        self._warn_of_nothing(head, taken)
+        self.frozen_inputs.clear_unclaimed()
+        self.watched_calls.after_step()
+        return taken
+
+    def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
+        """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
+        if self.weight.grad is None:
+            return
+        asked, self.pending.asked = self.pending.asked, False
+        if taken or asked or self._warned_of_nothing or not (head.training and head.memorizing):
+            return
+        self._warned_of_nothing = True
+        warnings.warn(
+            "head.weight was stepped with a gradient, but nothing was remembered, so nothing is memorised; write "
+            "`with head.targets(y):` around the call of the model, or compute the loss with head.loss(h, y); "
+            "head.memorizing = False says that nothing is to be memorised",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(optimizer, "has_written", False):  # within this step: see hebbian_softmax.optim
@@ -127,8 +153,7 @@ class Attachment:
     def _weight_gradient(self, grad: Tensor) -> None:
         """Note that a gradient is about to be added to ``weight.grad``."""
         self.pending.weight_gradient()
-        if self.frozen_inputs.unclaimed:
-            self.frozen_inputs.weight_gradient()
+        self.frozen_inputs.weight_gradient()
 
     def _shard_gradient(self, weight: Tensor) -> None:
         """Note that FSDP has added a gradient to ``weight.grad``."""
@@ -166,19 +191,42 @@ def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     return hook
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer itself, or the one inside a wrapper that has no hooks of its own.
+
+    Those are accelerate's ``AcceleratedOptimizer``, Lightning's ``LightningOptimizer`` and the like. A wrapper with
+    hooks is taken as it is, because it may change the weight after its inner optimizer's step.
+    """
+    while not _torch.has_step_hooks(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None or inner is optimizer:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
+    """Return ``optimizer`` if it trains ``weight`` by steps that the write can follow."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; give the inner optimizer "
             "of a wrapper, if it steps the model's own parameters"
+        )
+    if not _torch.has_step_hooks(optimizer):
+        raise TypeError(
+            f"optimizer {type(optimizer).__name__} has no step hooks, because its __init__ does not call that of "
+            "torch.optim.Optimizer; give the optimizer that steps the parameters"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("optimizer LBFGS evaluates its closure several times a step, so a batch has no single write")
     if not any(parameter is weight for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError(
             "optimizer does not hold head.weight; make the optimizer from the parameters that are trained now "
-            "(after tying, loading, moving and fully_shard), then attach"
+            "(after tying, loading, moving and fully_shard), then attach. If another layer has taken the head's place "
+            "(resize_token_embeddings of transformers puts a plain nn.Linear there), put the head back, grown with "
+            "head.add_classes(n)"
         )
+    return optimizer
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

@@ -11,6 +11,10 @@ at the end of the last backward pass.
     changed, and zero everywhere                    cleared (``zero_grad(set_to_none=False)``)
     changed otherwise (clipped, unscaled, reduced)  kept
 
+On a GPU ``torch._foreach_zero_`` does not raise the version (seen with torch 2.11). An optimizer made with
+``foreach=True`` or ``fused=True`` clears gradients with it, so there the values are looked at as well: a gradient that
+was not zero at the end of the last backward pass and is zero now was cleared.
+
 With FSDP2 a rank sees only its shard of the gradient: see ``sharded.py``.
 """
 
@@ -56,15 +60,21 @@ class _Entry:
 class Pending:
     """The activations waiting for the next step of the optimizer that holds ``parameter``."""
 
-    def __init__(self, head: HebbianSoftmax, parameter: Tensor) -> None:
+    def __init__(self, head: HebbianSoftmax, parameter: Tensor, optimizer: torch.optim.Optimizer) -> None:
         self.parameter = parameter
+        self._optimizer = weakref.ref(optimizer)
         self.fold_rows: int | None = None
         """The number of activations beyond which they are folded, in place of ``FOLD_ROWS``."""
+        self.asked = False
+        """Whether, since the last step, the user has said what is to be remembered, be it nothing."""
         self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
         self._entries: list[_Entry] = []
         self._fold_at = 0
         self._seen: weakref.ref[Tensor] | None = None
         self._seen_version = -1
+        self._seen_nonzero: Tensor | None = None
+        self._begun = _torch.NO_BACKWARD
+        """The number of the last backward pass that was noticed."""
         self._pass = 0
         self._arriving: list[tuple[int, Activations]] = []
         """Activations reached in a backward pass that has not ended, with the number of that pass."""
@@ -93,7 +103,8 @@ class Pending:
 
     def reach(self, activations: Activations) -> None:
         """Note, inside a backward pass, that the gradient of these activations' loss has reached the head."""
-        self.drop_cleared()
+        self.begin_pass()
+        self.asked = True
         if self._closed or activations.call.counted or self.is_arriving(activations.call):
             return
         now = _torch.current_backward()
@@ -113,11 +124,23 @@ class Pending:
 
     def weight_gradient(self) -> None:
         """Note that a gradient is about to be added to ``parameter.grad``."""
-        self.drop_cleared()
+        self.begin_pass()
         self._weight_pass = _torch.current_backward()
 
+    def begin_pass(self) -> None:
+        """Note that a backward pass runs. What was cleared before it is forgotten, before the pass adds a gradient.
+
+        Later in the pass the gradient says nothing: if it is zero everywhere, the pass itself may have added zeros.
+        """
+        now = _torch.current_backward()
+        if now == self._begun:
+            return
+        self._begun = now
+        self.drop_cleared()
+        _torch.call_after_backward(partial(_torch.call_after_backward, self.note_gradient))
+
     def drop_cleared(self) -> None:
-        """Forget the activations whose gradient was cleared; call this before a gradient is added to ``parameter``."""
+        """Forget the activations whose gradient was cleared."""
         if not self.parameter.requires_grad:
             return  # a frozen weight has no gradient to be cleared: its activations last until the step
         grad = self.parameter.grad
@@ -131,12 +154,13 @@ class Pending:
 
         Activations whose gradient has not come to ``parameter.grad`` yet stay for a later step.
         """
-        self.drop_cleared()
+        now = _torch.current_backward()
+        if now == _torch.NO_BACKWARD or now != self._begun:
+            self.drop_cleared()
         self._settle()
         if self.parameter.requires_grad and self.parameter.grad is None:
             return []
         taken = [_masked(entry) for entry in self._entries]
-        now = _torch.current_backward()
         if now != _torch.NO_BACKWARD:  # a step within the backward pass, as optimizers in hooks make
             taken += [activations for number, activations in self._arriving if number == now]
             self._arriving = []
@@ -162,12 +186,22 @@ class Pending:
 
     def _check(self, grad: Tensor) -> None:
         """Forget the activations whose gradient was cleared with ``set_to_none=False``."""
-        if self._entries and (not self._is_seen(grad) or self._seen_version != _torch.version(grad)):
+        if not self._entries:
+            return
+        if not self._is_seen(grad) or self._seen_version != _torch.version(grad):
             self._keep_where(any_nonzero(grad))
+        elif self._seen_nonzero is not None:
+            self._keep_where(any_nonzero(grad) | ~self._seen_nonzero)
 
     def _note(self, grad: Tensor) -> None:
         """Remember the gradient with which a backward pass has ended."""
         self._seen, self._seen_version = weakref.ref(grad), _torch.version(grad)
+        self._seen_nonzero = any_nonzero(grad) if grad.is_cuda and self._clears_unseen() else None
+
+    def _clears_unseen(self) -> bool:
+        """Return whether the optimizer's ``zero_grad`` may clear the gradient without raising its version."""
+        optimizer = self._optimizer()
+        return optimizer is not None and any(optimizer.defaults.get(option) for option in ("foreach", "fused"))
 
     def _is_seen(self, grad: Tensor) -> bool:
         return self._seen is not None and self._seen() is grad
@@ -180,6 +214,15 @@ class Pending:
             if entry.has_gradient:
                 _count(entry.content, False)  # another backward pass makes it pending again
         self._entries = [entry for entry in self._entries if not entry.has_gradient]
+
+    def note_gradient(self) -> None:
+        """Remember the gradient as it is now, at the end of a backward pass; what is pending belongs to it."""
+        grad = self.parameter.grad
+        if grad is None or self._closed:
+            return
+        self._note(grad)
+        for entry in self._entries:
+            entry.has_gradient = True
 
     def _arrive(self, number: int, activations: Activations) -> None:
         """Make activations pending: their backward pass has ended well."""
@@ -195,12 +238,8 @@ class Pending:
 
     def _add(self, activations: Activations) -> None:
         _count(activations)
-        grad = self.parameter.grad
-        self._entries.append(_Entry(activations, has_gradient=False, born=self._pass))
-        if grad is not None:
-            self._note(grad)
-            for entry in self._entries:
-                entry.has_gradient = True
+        has_gradient = self.parameter.grad is not None
+        self._entries.append(_Entry(activations, has_gradient, born=self._pass))
         if self.rows() > max(self._fold_at, self._most_rows()):
             self._fold_entries()
 
@@ -246,7 +285,8 @@ class _Watch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.classes != ctx.pending.parameter.shape[0]:
             raise RuntimeError(OUTGROWN)
-        ctx.pending.drop_cleared()
+        ctx.pending.begin_pass()
+        ctx.pending.asked = True
         if not ctx.call.counted:
             h, targets = ctx.saved_tensors
             ctx.pending.reach(ctx.pending.copy(h, targets, ctx.call))

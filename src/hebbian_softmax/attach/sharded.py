@@ -28,8 +28,8 @@ class ShardedPending(Pending):
     step.
     """
 
-    def __init__(self, head: HebbianSoftmax, parameter: Tensor) -> None:
-        super().__init__(head, parameter)
+    def __init__(self, head: HebbianSoftmax, parameter: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(head, parameter, optimizer)
         self._pass_ended = False
         self._nonzero = torch.zeros((), dtype=torch.bool, device=local_rows(parameter).device)
         self._cleared = torch.zeros((), dtype=torch.int64, device=local_rows(parameter).device)

@@ -55,7 +55,7 @@ def kernels_suit(head: HebbianSoftmax, weight: Tensor) -> bool:
         and head.running.mean.dtype == torch.float32
         and head.counts.device == weight.device
         and head.in_features <= _WIDEST
-        and head.num_classes < 2**31 - 1
+        and 0 < head.num_classes < 2**31 - 1
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hebbian_softmax._torch import is_sharded
 from hebbian_softmax.distributed import join_counts, join_sums, own_rows, sum_over_shards
-from hebbian_softmax.rule import ClassSums, accumulation_dtype, merge_sums, mix_rows, sum_by_class
+from hebbian_softmax.rule import ClassSums, accumulation_dtype, add_counts, merge_sums, mix_rows, sum_by_class
 from hebbian_softmax.write.activations import Activations
 
 if TYPE_CHECKING:
@@ -34,11 +34,14 @@ class _Shard(NamedTuple):
 def write(
     head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor, group: dist.ProcessGroup | None
 ) -> None:
-    """Advance counts, running values and rows by one iteration of Algorithm 1, over all ranks of ``group``."""
+    """Advance counts, running values and rows by one iteration of Algorithm 1, over all ranks of ``group``.
+
+    If the rate or the objective raises, nothing has changed on this rank.
+    """
     sums = class_sums(head, contents)
     classes, n, nonfinite = (sums.classes, sums.n, sums.nonfinite) if group is None else join_counts(sums, group)
-    head.nonfinite_count += nonfinite
     if classes.numel() == 0:
+        head.nonfinite_count += nonfinite
         return
     before = head.counts[classes]
     rate = head.mixing_rate(before, n)
@@ -50,13 +53,14 @@ def write(
 
     shard = _Shard(*own_rows(weight)) if is_sharded(weight) else _Shard(weight, 0)
     centred = by_class / n[written].unsqueeze(1) - head.center_of_activations()
-    if head.scale == "match":
-        _see_familiar_rows(head, classes[before > 0], shard, group if is_sharded(weight) else None)
-    head.running.see_activations(total, norms, n.sum())
-    scale = head.scale if isinstance(head.scale, float) else head.running.scale()
-
-    _write_rows(head, classes[written], centred * scale, rate[written], shard)
-    head.counts[classes] = before + n
+    with head.running.restored_on_error():
+        if head.scale == "match":
+            _see_familiar_rows(head, classes[before > 0], shard, group if is_sharded(weight) else None)
+        head.running.see_activations(total, norms, n.sum())
+        scale = head.scale if isinstance(head.scale, float) else head.running.scale()
+        _write_rows(head, classes[written], centred * scale, rate[written], shard)
+    head.counts[classes] = add_counts(before, n)
+    head.nonfinite_count += nonfinite
 
 
 def class_sums(head: HebbianSoftmax, contents: Sequence[Activations | ClassSums]) -> ClassSums:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,17 @@ class RunningStatistics(nn.Module):
         for buffer in self.buffers():
             buffer.zero_()
         self._knows_rows = False
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Give all values back what they were before the block, if the block raises."""
+        before = [buffer.clone() for buffer in self.buffers()]
+        try:
+            yield
+        except BaseException:
+            for buffer, old in zip(self.buffers(), before, strict=True):
+                buffer.copy_(old)
+            raise
 
     def knows_rows(self) -> bool:
         """Return whether the norm of familiar rows is known. Until it is, this reads from the device."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.write.gpu import tile
-from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, find_runs
+from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, counted, find_runs
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -56,7 +56,7 @@ def write_rows_kernel(
     n = tl.load(runs.n + position)
     if n > 0:
         key = tl.load(runs.keys + position).to(tl.int64)
-        tl.store(counts + key, tl.load(runs.before + position) + n)
+        tl.store(counts + key, counted(tl.load(runs.before + position), n))
         if MEMORIZING:
             rate = tl.load(runs.rate + position)
             if rate > 0:

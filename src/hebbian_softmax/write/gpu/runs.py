@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
+from hebbian_softmax.rule import LARGEST_COUNT, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.inspect import inspection_of
 from hebbian_softmax.write.gpu.sort import stable_sort
@@ -25,6 +25,7 @@ GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.conste
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
 BLOCK_LENGTH = tl.constexpr(16)
 """Sorted activations in a block. The blocks that lie within a run are summed beforehand, all at once."""
+_LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
 _WINDOW = tl.constexpr(128)
 """Sorted keys that are looked at together for the end of a run."""
 _ROW_PARTS = 512
@@ -83,14 +84,15 @@ def find_runs(
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     find_runs_kernel[(n + row_parts if match else n,)](
         keys, head.counts, weight, before, many, rate, norms, head.running.batches, all_norms, all_rows, n, features,
-        head.num_classes, float(gamma), limit or 0, many if slots is None else slots, step,
+        head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots, step,
         **kind_of_step, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
         rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
-    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows)
     blocks = _sums_of_blocks(head, h, keys, order, rate)
+    # Last of all, so that a rate that raises has changed nothing.
+    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows)
     return Runs(h, keys, order, blocks, before, many, rate, center, scale)
 
 
@@ -171,11 +173,17 @@ def find_runs_kernel(
 
 
 @triton.jit
+def counted(before, n):
+    """Return c[i] after the batch, as ``rule.add_counts`` does."""
+    return before + tl.minimum(n.to(tl.int64), _LARGEST_COUNT - before)
+
+
+@triton.jit
 def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
     """Return λ of equation 4. 1/c is divided in float64 and rounded once, so λ has the bits of the float64 rate."""
     count = before
     if RATE == INCLUSIVE:
-        count = before + n
+        count = counted(before, n)
     rate = gamma
     if RATE != CONSTANT:
         inverse = 1.0 / tl.maximum(count, 1).to(tl.float64)

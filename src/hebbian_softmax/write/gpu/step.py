@@ -13,8 +13,8 @@ from torch.profiler import record_function
 
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.rows import memory_of_run, mixed, objective_of
-from hebbian_softmax.write.gpu.runs import Runs, find_runs
-from hebbian_softmax.write.gpu.update import Update, stepped, store_moments
+from hebbian_softmax.write.gpu.runs import Runs, counted, find_runs
+from hebbian_softmax.write.gpu.update import Update, step_elements, stepped, store_moments
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -29,11 +29,15 @@ class RowStep:
         """Where the run of each class starts, -1 where it has none; between steps all are -1."""
 
     def step(self, head: HebbianSoftmax, weight: Tensor, update: Update, contents: Sequence[Activations]) -> None:
-        """Make the gradient step, and equation 3 on top of it."""
+        """Make the gradient step, and equation 3 on top of it; if the rate raises, make the gradient step alone."""
         slots, self._slots = self._empty_slots(weight), None  # an exception may leave entries: do not keep those
         with torch.cuda.device_of(weight):
             with record_function("hebbian_softmax::write"):
-                runs = find_runs(head, contents, weight, update, slots) if contents else None
+                try:
+                    runs = find_runs(head, contents, weight, update, slots) if contents else None
+                except Exception:
+                    step_elements(weight, update)
+                    raise
             keeper = head.low_precision
             copy = weight if keeper is None else keeper.room_for(weight)
             arguments, kind = update.arguments()
@@ -75,7 +79,7 @@ def step_rows_kernel(
             tl.debug_barrier()  # every warp has read the slot
             tl.store(slots + row, -1)  # empty again for the next step
             n = tl.load(runs.n + position)
-            tl.store(counts + row, tl.load(runs.before + position) + n)
+            tl.store(counts + row, counted(tl.load(runs.before + position), n))
             if MEMORIZING:
                 rate = tl.load(runs.rate + position)
                 if rate > 0:

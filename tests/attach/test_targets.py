@@ -1,0 +1,253 @@
+"""``with head.targets(y):`` around any model that ends in the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hebbian_softmax import HebbianSoftmax
+from tests.attach.pending_lab import CLASSES, FEATURES, Lab
+
+
+class Loop:
+    """A model that ends in the head, and the loop that users write around it."""
+
+    def __init__(self, lab: Lab, forward: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.lab, self.forward = lab, forward or lab.model
+
+    def backward(self, *labels: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Backpropagate a batch, and return its activations and targets."""
+        x, y = torch.randn(len(labels), 3, dtype=torch.float64), torch.tensor(labels)
+        with self.lab.head.targets(y):
+            loss = F.cross_entropy(self.forward(x), y)
+        (loss * scale).backward()
+        return self.lab.model[0](x), y
+
+
+def test_one_call_in_the_context_is_memorised() -> None:
+    lab = Lab()
+    loop = Loop(lab)
+    for labels in ((1, 1, 2), (2, 5), (1, 0)):
+        lab.step_writes(loop.backward(*labels))
+        lab.optimizer.zero_grad()
+
+
+def test_it_equals_loss() -> None:
+    torch.manual_seed(0)
+    one, other = Lab(scale="match", center=True), Lab(scale="match", center=True)
+    other.model.load_state_dict(one.model.state_dict())
+    x, y = torch.randn(7, 3, dtype=torch.float64), torch.tensor([1, 2, 1, 0, 0, 5, 1])
+    for _ in range(3):
+        for lab in (one, other):
+            lab.optimizer.zero_grad()
+        one.head.loss(one.model[0](x), y).backward()
+        with other.head.targets(y):
+            loss = F.cross_entropy(other.model(x), y)
+        loss.backward()
+        one.optimizer.step()
+        other.optimizer.step()
+    torch.testing.assert_close(one.head.weight, other.head.weight, rtol=1e-12, atol=1e-12)
+    assert torch.equal(one.head.counts, other.head.counts)
+
+
+def test_accumulation_and_a_batch_that_is_skipped() -> None:
+    lab = Lab()
+    loop = Loop(lab)
+    first = loop.backward(1, 2, scale=0.5)
+    with lab.head.targets(torch.tensor([5])):
+        F.cross_entropy(lab.model(torch.randn(1, 3, dtype=torch.float64)), torch.tensor([5]))  # no backward pass
+    second = loop.backward(2, 3, scale=0.5)
+    lab.step_writes(first, second)
+    loop.backward(4)
+    lab.optimizer.zero_grad()
+    lab.step_writes(loop.backward(3))
+
+
+def test_backward_inside_the_context_and_twice() -> None:
+    lab = Lab()
+    x, y = torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 2])
+    with lab.head.targets(y):
+        loss = F.cross_entropy(lab.model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    lab.step_writes((lab.model[0](x), y))
+
+
+def test_frozen_features_and_a_frozen_weight() -> None:
+    for frozen in (False, True):
+        lab = Lab(frozen=frozen)
+        h, y = lab.batch(1, 2, grad=frozen)
+        before = h.detach().clone()
+        with lab.head.targets(y):
+            loss = F.cross_entropy(lab.head(h), y)
+        loss.backward()
+        lab.step_writes((before, y))
+
+
+def test_activations_of_more_dimensions_and_shifted_labels() -> None:
+    lab = Lab()
+    x = torch.randn(2, 3, 3, dtype=torch.float64)
+    labels = torch.tensor([[4, 1, 2], [5, -100, 3]])
+    with lab.head.targets(labels, shift=True):
+        logits = lab.model(x)
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).backward()
+    h = lab.model[0](x)
+    lab.step_writes((torch.stack([h[0, 0], h[0, 1], h[1, 1]]), torch.tensor([1, 2, 3])))
+
+
+def test_nothing_is_remembered_in_eval_mode_and_under_no_grad() -> None:
+    lab = Lab()
+    x, y = torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 2])
+    lab.model.eval()
+    with lab.head.targets(y):
+        F.cross_entropy(lab.model(x), y).backward()
+    lab.step_writes()
+    lab.model.train()
+    lab.optimizer.zero_grad()
+    with torch.no_grad(), lab.head.targets(y):
+        lab.model(x)
+    lab.step_writes(Loop(lab).backward(3))
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+@pytest.mark.parametrize("whole", [False, True], ids=["body", "body and head"])
+def test_checkpointing(reentrant: bool, whole: bool) -> None:
+    lab = Lab()
+
+    def forward(x: Tensor) -> Tensor:
+        x.requires_grad_()
+        if whole:
+            return checkpoint(lab.model, x, use_reentrant=reentrant)
+        return lab.head(checkpoint(lab.model[0], x, use_reentrant=reentrant))
+
+    loop = Loop(lab, forward)
+    lab.step_writes(loop.backward(1, 2, 2))
+    lab.optimizer.zero_grad()
+    lab.step_writes(loop.backward(3), loop.backward(2, 4))
+    assert len(lab.handle.watched_calls) <= 2
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained body", "frozen features"])
+def test_compiled_models_stay_one_graph(frozen: bool) -> None:
+    lab = Lab()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
+        graphs.append(graph)
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(graph, inputs)
+
+    model: nn.Module = lab.head if frozen else lab.model
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for labels in ((1, 2, 2), (3, 0, 1)):
+        x, y = torch.randn(3, FEATURES if frozen else 3, dtype=torch.float64), torch.tensor(labels)
+        with lab.head.targets(y):
+            loss = F.cross_entropy(compiled(x), y)
+        loss.backward()
+        lab.step_writes((x if frozen else lab.model[0](x), y))
+        lab.optimizer.zero_grad()
+    compiled(x)  # outside of a context: another graph
+    assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it after a graph break
+def test_the_context_inside_of_a_compiled_step() -> None:
+    lab = Lab()
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        with lab.head.targets(y):
+            return F.cross_entropy(lab.model(x), y)
+
+    compiled = torch.compile(loss_of, backend="aot_eager")
+    for labels in ((1, 2, 2), (3, 0, 1)):
+        x, y = torch.randn(3, 3, dtype=torch.float64), torch.tensor(labels)
+        compiled(x, y).backward()
+        lab.step_writes((lab.model[0](x), y))
+        lab.optimizer.zero_grad()
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model_with_checkpointing() -> None:
+    lab = Lab()
+    compiled = torch.compile(lambda x: checkpoint(lab.model, x, use_reentrant=False), backend="aot_eager")
+    loop = Loop(lab, compiled)
+    lab.step_writes(loop.backward(1, 2, 2), loop.backward(2, 0, 5))
+    torch._dynamo.reset()
+
+
+def test_compiled_calls_whose_loss_is_dropped_are_forgotten() -> None:
+    lab = Lab()
+    compiled = torch.compile(lab.model, backend="aot_eager")
+    for _ in range(5):
+        y = torch.tensor([1, 2, 3])
+        with lab.head.targets(y):
+            compiled(torch.randn(3, 3, dtype=torch.float64))
+        lab.step_writes(Loop(lab).backward(3))
+        lab.optimizer.zero_grad()
+    assert len(lab.handle.watched_calls) <= 2
+    torch._dynamo.reset()
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    lab = Lab()
+    x, y = torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 2])
+    with pytest.raises(RuntimeError, match="second time"), lab.head.targets(y):
+        lab.model(x) + lab.model(x)
+    with pytest.raises(ValueError, match="shape"), lab.head.targets(torch.tensor([1, 2, 3])):
+        lab.model(x)
+    with pytest.raises(ValueError, match="targets must be in"), lab.head.targets(torch.tensor([1, CLASSES])):
+        lab.model(x)
+    with pytest.raises(RuntimeError, match="not called"), lab.head.targets(y):
+        pass
+    with pytest.raises(RuntimeError, match="open already"), lab.head.targets(y), lab.head.targets(y):
+        pass
+    with pytest.raises(TypeError, match="tensor"):
+        lab.head.targets([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="shift"):
+        lab.head.targets(y, shift=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="last dimension"):
+        lab.head.targets(torch.tensor(1), shift=True)
+    with pytest.raises(ZeroDivisionError), lab.head.targets(y):
+        raise ZeroDivisionError
+    lab.step_writes(Loop(lab).backward(1))
+
+
+def test_an_unattached_head_warns() -> None:
+    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=9)
+    with pytest.warns(UserWarning, match=r"head\.attach\(optimizer\)"), head.targets(torch.tensor([1])):
+        head(torch.randn(1, FEATURES))
+
+
+def test_a_plain_loop_warns_once_that_nothing_is_memorised() -> None:
+    lab = Lab()
+    x, y = torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 2])
+    F.cross_entropy(lab.model(x), y).backward()
+    with pytest.warns(UserWarning, match=r"with head\.targets\(y\)"):
+        lab.optimizer.step()
+    F.cross_entropy(lab.model(x), y).backward()
+    lab.optimizer.step()  # a second warning would be an error
+
+
+@pytest.mark.parametrize("case", ["remember=False", "ignored", "memorizing=False", "eval", "no gradient"])
+def test_who_asked_for_nothing_is_not_warned(case: str) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    if case == "remember=False":
+        lab.head.loss(h, y, remember=False).backward()
+    elif case == "ignored":
+        lab.head.loss(h, torch.full_like(y, -100)).backward()
+    elif case == "no gradient":
+        lab.model[0](torch.randn(2, 3, dtype=torch.float64)).sum().backward()
+    else:
+        lab.model.train(case != "eval")
+        lab.head.memorizing = case == "eval"
+        F.cross_entropy(lab.head(h), y).backward()
+    lab.optimizer.step()
+    assert int(lab.head.counts.sum()) == 0

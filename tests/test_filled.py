@@ -1,0 +1,166 @@
+"""Heads built on the meta device whose buffers are allocated and never filled, and weights that others resize."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hebbian_softmax import HebbianSoftmax
+
+OK = {"gamma": 0.3, "limit": 9}
+
+
+def allocated_head(**options: object) -> HebbianSoftmax:
+    """Return a head with rows of its own and with memory garbage in its buffers."""
+    with torch.device("meta"):
+        head = HebbianSoftmax(4, 6, **OK, **options)
+    head.to_empty(device="cpu")
+    with torch.no_grad():
+        head.weight.normal_()
+        for buffer in head.buffers():
+            buffer.fill_(94_839_416_011_088 if buffer.dtype == torch.int64 else 1e30)
+    return head
+
+
+def attach(head: HebbianSoftmax) -> object:
+    return head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+
+
+def memorize(head: HebbianSoftmax) -> None:
+    head.memorize(torch.randn(1, 4), torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    "use", [attach, memorize, lambda head: head.add_classes(1)], ids=["attach", "memorize", "grow"]
+)
+def test_garbage_is_refused_at_first_use(use) -> None:
+    head = allocated_head()
+    with pytest.raises(RuntimeError, match=r"never filled.*head\.reset_memory\(\).*head\.reset_memory\(head\.limit\)"):
+        use(head)
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"), [((), [0] * 6), ((9,), [9] * 6), ((torch.arange(6),), [0, 1, 2, 3, 4, 5])]
+)
+def test_reset_memory_fills_the_buffers(given: tuple[Tensor | int, ...], counts: list[int]) -> None:
+    head = allocated_head()
+    rows = head.weight.detach().clone()
+    head.reset_memory(*given)
+    assert head.counts.tolist() == counts
+    assert torch.equal(head.weight, rows)
+    assert not head.running.mean.any()
+    attach(head)
+    memorize(head)
+
+
+@pytest.mark.parametrize("bad", [-1, 0.5, torch.zeros(5, dtype=torch.int64)])
+def test_bad_counts_are_refused(bad: object) -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    with pytest.raises(ValueError, match="counts must be integers"):
+        head.reset_memory(bad)
+
+
+def test_reset_parameters_and_loading_fill_the_buffers() -> None:
+    head = allocated_head()
+    head.reset_parameters()
+    attach(head)
+    saved = HebbianSoftmax(4, 6, **OK)
+    memorize(saved)
+    for assign in (False, True):
+        loaded = allocated_head()
+        loaded.load_state_dict(saved.state_dict(), assign=assign)
+        attach(loaded)
+        assert torch.equal(loaded.counts, saved.counts)
+
+
+def test_a_state_saved_before_there_was_the_constant_is_valid() -> None:
+    saved = HebbianSoftmax(4, 6, **OK)
+    memorize(saved)
+    state = saved.state_dict()
+    del state["filled"]
+    head = allocated_head()
+    head.load_state_dict(state)
+    attach(head)
+    assert torch.equal(head.counts, saved.counts)
+
+
+def test_a_state_with_garbage_is_refused_and_changes_nothing() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    before = head.weight.detach().clone()
+    with pytest.raises(ValueError, match="memory garbage"):
+        head.load_state_dict(allocated_head().state_dict())
+    assert torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded rows", "new rows"])
+def test_transformers_says_whether_it_has_loaded_the_rows(loaded: bool) -> None:
+    head = allocated_head()
+    head._is_hf_initialized = True  # the marks that transformers leaves
+    if loaded:
+        head.weight._is_hf_initialized = True
+    attach(head)
+    assert head.counts.tolist() == [9 if loaded else 0] * 6
+    assert not head.running.mean.any()
+
+
+def test_moving_and_casting_keep_the_constant() -> None:
+    head = HebbianSoftmax(4, 6, **OK).double().bfloat16()
+    attach(head)
+    head.detach()
+    head.to_empty(device="cpu")
+    head.filled.zero_()
+    with pytest.raises(RuntimeError, match="never filled"):
+        attach(head)
+
+
+def tied() -> tuple[HebbianSoftmax, nn.Embedding]:
+    head, embedding = HebbianSoftmax(4, 6, **OK), nn.Embedding(6, 4)
+    head.weight = embedding.weight
+    return head, embedding
+
+
+def resize(head: HebbianSoftmax, embedding: nn.Embedding, rows: int) -> None:
+    """Resize a tied embedding as transformers does."""
+    embedding.weight.data = torch.cat([embedding.weight.data, torch.randn(rows - 6, 4)])
+    head.weight = embedding.weight
+    head.out_features = embedding.num_embeddings = rows
+
+
+@pytest.mark.parametrize("use", ["attach", "memorize", "loss", "targets", "add_classes"])
+def test_counts_follow_a_tied_weight_that_was_resized(use: str) -> None:
+    head, embedding = tied()
+    memorize(head)
+    resize(head, embedding, 8)
+    h, y = torch.randn(2, 4), torch.tensor([7, 1])
+    if use == "attach":
+        attach(head)
+    elif use == "memorize":
+        head.memorize(h, y)
+    elif use == "loss":
+        with pytest.warns(UserWarning, match="not attached"):
+            head.loss(h, y)
+    elif use == "targets":
+        with pytest.warns(UserWarning, match="not attached"), head.targets(y):
+            head(h)
+    else:
+        head.add_classes(2)
+    expected = [0, 1, 0, 0, 0, 0, 0, 0]
+    if use == "memorize":
+        expected = [0, 2, 0, 0, 0, 0, 0, 1]
+    assert head.counts.tolist() == expected + [0, 0] * (use == "add_classes")
+    assert head.num_classes == len(head.counts)
+
+
+def test_a_weight_resized_under_an_optimizer_is_told() -> None:
+    head, embedding = tied()
+    attach(head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer, replace=True)
+    resize(head, embedding, 8)
+    h, y = torch.randn(2, 4), torch.tensor([7, 1])
+    for call in (lambda: head.loss(h, y), lambda: head.remember(h, y), lambda: head.memorize(h, y)):
+        with pytest.raises(RuntimeError, match="replace=True"):
+            call()
+    head.attach(torch.optim.SGD(head.parameters(), lr=0.1), replace=True)
+    assert head.counts.numel() == 8
