@@ -50,6 +50,8 @@ class Batch:
     x: Tensor
     h: Tensor
     targets: Tensor
+    probabilities: Tensor | None = None
+    """(N, classes), where the loss is given these instead of the targets."""
 
     def call(self, **options: bool) -> Call:
         return Call(self.h.detach().double().clone(), self.targets.tolist(), **options)
@@ -117,7 +119,13 @@ class NaiveHead:
     attached: bool = False
     warned: bool = False
     """Whether the head has said that it is not attached."""
+    asked: bool = False
+    """Whether, since the last step, somebody has said what to remember."""
+    told: bool = False
+    """Whether the head has said that nothing was remembered."""
     pending: list[Call] = field(default_factory=list)
+    unclaimed: list[Call] = field(default_factory=list)
+    """Frozen features that were remembered and not used: the next gradient that nothing explains is theirs."""
     size: float = 0.0
     """The largest number that the values were computed from since the last comparison."""
 
@@ -126,7 +134,7 @@ class NaiveHead:
         """Return the model of a new head."""
         parameters = {name: value.detach().double().clone() for name, value in head.named_parameters()}
         return cls(
-            head.weight.dtype,
+            next(head.parameters()).dtype,
             parameters,
             dict.fromkeys(parameters),
             Oracle(head.num_classes, head.gamma, head.limit),
@@ -147,33 +155,48 @@ class NaiveHead:
 
     def cross_entropy(self, batch: Batch, calls: list[Call], *, mean: bool) -> Graph:
         """Return the loss of a batch and its gradients, summed or averaged over the targets."""
-        h, targets, weight = batch.h.detach().double(), batch.targets.tolist(), self.parameters["weight"]
-        value, largest = 0.0, 1.0
-        errors = torch.zeros(len(targets), self.classes, dtype=torch.float64)
-        valid = sum(target != IGNORED for target in targets)
-        share = 1 / max(valid, 1) if mean else 1.0
-        for j, target in enumerate(targets):
-            if target == IGNORED:
+        h, weight = batch.h.detach().double(), self.parameters["weight"]
+        wanted = torch.zeros(len(h), self.classes, dtype=torch.float64)
+        for j, target in enumerate(batch.targets.tolist()):
+            if batch.probabilities is not None:
+                wanted[j] = batch.probabilities[j]
+            elif target != IGNORED:
+                wanted[j, target] = 1.0
+        value, largest, errors = 0.0, 1.0, torch.zeros_like(wanted)
+        share = 1 / max(int(wanted.any(1).sum()), 1) if mean else 1.0
+        for j in range(len(h)):
+            if not wanted[j].any():
                 continue
             logits = weight @ h[j]
             if "bias" in self.parameters:
                 logits = logits + self.parameters["bias"]
             largest = max(largest, float(logits.abs().max()))
             logarithms = logits - logits.logsumexp(0)
-            value -= share * float(logarithms[target])
-            errors[j] = share * logarithms.exp()
-            errors[j, target] -= share
+            value -= share * float(wanted[j] @ logarithms)
+            errors[j] = share * (logarithms.exp() - wanted[j])
         gradients = {"weight": errors.T @ h, "bias": errors.sum(0)}
-        size = largest * len(targets) * max(1.0, float(h.abs().max()) if h.numel() else 0.0)
+        size = largest * len(h) * max(1.0, _largest(h))
         return Graph(value, {name: gradients[name] for name in self.parameters}, calls, size)
 
-    def backward(self, graph: Graph, *, only_weight: bool = False) -> None:
+    def backward(self, *graphs: Graph, only_weight: bool = False) -> None:
         """Take in the gradients of a backward pass that has ended well."""
-        self.add_gradients(graph, ["weight"] if only_weight else list(self.parameters))
-        for call in graph.calls:
-            if call.state is State.WAITING and not (only_weight and call.needs_gradient_of_h):
+        came = []
+        for graph in graphs:
+            self.add_gradients(graph, ["weight"] if only_weight else list(self.parameters))
+            came += self.reached(graph, only_weight)
+        if not came and not self.frozen:
+            came, self.unclaimed = self.unclaimed, []
+            self.asked |= bool(came)
+        for call in came:
+            if call.state is State.WAITING:
                 call.state = State.PENDING
                 self.pending.append(call)
+
+    def reached(self, graph: Graph, only_weight: bool = False) -> list[Call]:
+        """Return the calls that are told of a backward pass, whether it counts or not."""
+        told = [call for call in graph.calls if not (only_weight and call.needs_gradient_of_h)]
+        self.asked |= any(call.state is not State.LOST for call in told)
+        return [call for call in told if call.state is State.WAITING]
 
     def add_gradients(self, graph: Graph, names: list[str]) -> None:
         self.size = max(self.size, graph.size)
@@ -195,15 +218,19 @@ class NaiveHead:
             self._clear()
 
     def _clear(self) -> None:
-        if self.frozen:  # its activations last until the step
-            return
+        if not self.frozen:  # a frozen weight's activations last until the step
+            self.set_waiting()
+
+    def set_waiting(self) -> None:
+        """Let nothing be pending: another backward pass may make it so again."""
         for call in self.pending:
             call.state = State.WAITING
         self.pending = []
 
     # Steps and writes
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """Step, and write what is pending; return whether the head should say that nothing was remembered."""
         for name, gradient in self.gradients.items():
             if gradient is None:
                 continue
@@ -213,12 +240,20 @@ class NaiveHead:
                 self.velocity[name] = gradient
             self.parameters[name] = (self.parameters[name] - self.lr * gradient).to(self.dtype).double()
             self._saw(self.parameters[name], self.lr * gradient)
-        if not self.attached or (self.gradients["weight"] is None and not self.frozen):
-            return
+        if not self.attached:
+            return False
+        self.lose(self.unclaimed)
+        stepped = self.gradients["weight"] is not None
+        if not stepped and not self.frozen:
+            return False
+        warns = stepped and not (self.pending or self.asked or self.told) and self.memorizing
+        self.told |= warns
+        self.asked &= not stepped
         for call in self.pending:
             call.state = State.WRITTEN
         self.write([(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)])
         self.pending = []
+        return warns
 
     def write(self, pairs: list[tuple[Tensor, int]]) -> None:
         """Make one iteration of Algorithm 1 after its gradient step."""
@@ -243,16 +278,22 @@ class NaiveHead:
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)
 
     def _saw(self, *values: Tensor) -> None:
-        self.size = max([self.size, *(float(value.abs().max()) for value in values)])
+        self.size = max([self.size, *(_largest(value) for value in values)])
 
     # Other changes
 
     def lose(self, calls: list[Call]) -> None:
-        """Forget everything that is not written: the attachment has ended."""
-        for call in (*self.pending, *calls):
-            if call.state is not State.WRITTEN:
+        """Forget these calls, unless they are pending or written already."""
+        for call in calls:
+            if call.state is State.WAITING:
                 call.state = State.LOST
-        self.pending = []
+        self.unclaimed = [call for call in self.unclaimed if call.state is State.WAITING]
+
+    def detach(self, calls: list[Call]) -> None:
+        """Forget what is pending and what waits: the attachment has ended."""
+        self.set_waiting()
+        self.lose(calls)
+        self.attached = self.asked = self.told = False
 
     def grow(self, rows: Tensor) -> None:
         n = len(rows)
@@ -300,7 +341,7 @@ class NaiveHead:
 
     def compare(self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer | None) -> None:
         """Check the head's state, then go on from its rounded values, so that errors do not add up."""
-        assert head.weight.dtype == self.dtype
+        assert next(head.parameters()).dtype == self.dtype
         assert head.running.mean.dtype == head.running.norms.dtype == self.wide()
         assert head.counts.tolist() == self.oracle.counts
         assert int(head.nonfinite_count) == self.nonfinite
@@ -332,4 +373,8 @@ class NaiveHead:
     def _near(self, found: Tensor, exact: Tensor, name: str, of: torch.dtype | None = None) -> None:
         """Compare; ``of`` is the dtype of what ``found`` was computed from, if that is a shorter one."""
         coarser = 1.0 if of is None else torch.finfo(of).eps / torch.finfo(found.dtype).eps
-        assert_exact(found, exact, name, scale=coarser * max(self.size, float(exact.abs().max())))
+        assert_exact(found, exact, name, scale=coarser * max(self.size, _largest(exact)))
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
