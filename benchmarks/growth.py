@@ -81,7 +81,7 @@ def cases(classes: int, features: int) -> dict[str, tuple[Callable[[], None], Ca
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Time the cases, print them and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, default=10_000)
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(f"add_classes(1) at {options.classes:,} x {options.features}, Adam, torch {torch.__version__}, ms")

@@ -67,7 +67,7 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
     pending = None if head.attachment is None else head.attachment.pending
     if pending is not None:
         pending.drop_cleared()
-    new_rows = head.new_rows(n)
+    new_rows = nn.init.kaiming_uniform_(weight.new_empty(n, head.in_features), a=math.sqrt(5))  # as in nn.Linear
     new_bias = weight.new_zeros(n)
     with torch.no_grad():
         for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):

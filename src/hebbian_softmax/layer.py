@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
-from hebbian_softmax.loss.dtypes import product_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -261,7 +259,7 @@ class HebbianSoftmax(nn.Linear):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             self._check_values(flat_targets)
-        copy = self._copy_for(h)
+        copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
         dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
@@ -293,9 +291,7 @@ class HebbianSoftmax(nn.Linear):
         the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
         counts.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
-        follow_weight(self)
-        self._check_values(flat_targets)
+        flat, flat_targets = self.batch_to_memorize(h, targets)
         if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
@@ -316,9 +312,9 @@ class HebbianSoftmax(nn.Linear):
         [0, 2, 0, 1, 1]
 
         The head's input is what is memorised, as it comes: a dropout before the head is part of it. ``targets`` has one
-        class for each activation. ``shift=True`` is for causal language models that shift their labels themselves: the
-        activation at a position is remembered for the label of the next one. The backward pass may come after the
-        context. In eval mode and under ``no_grad`` nothing is remembered.
+        class for each activation, or probabilities as in :meth:`loss`. ``shift=True`` is for causal language models
+        that shift their labels themselves: the activation at a position is remembered for the label of the next one.
+        The backward pass may come after the context. In eval mode and under ``no_grad`` nothing is remembered.
         """
         return target_context.Targets(self, targets, shift)
 
@@ -372,10 +368,8 @@ class HebbianSoftmax(nn.Linear):
 
         What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
         """
-        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features)
         ensure_filled(self)
-        follow_weight(self)
-        self._check_values(flat_targets)
+        flat, flat_targets = self.batch_to_memorize(h, targets)
         weight = weight_to_write(self)
         if self._attachment is not None:
             group = self._attachment.group()
@@ -404,11 +398,6 @@ class HebbianSoftmax(nn.Linear):
         attached = self._attachment.optimizer() if self._attachment is not None else None
         found = {id(each): each for each in (optimizer, attached) if each is not None}
         grow(self, n, list(found.values()))
-
-    def new_rows(self, n: int) -> Tensor:
-        """Return initial values of ``n`` rows: those of ``nn.Linear``, uniform in ±1/sqrt(in_features)."""
-        rows = self.weight.new_empty(n, self.in_features)
-        return nn.init.kaiming_uniform_(rows, a=math.sqrt(5))
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
@@ -465,18 +454,18 @@ class HebbianSoftmax(nn.Linear):
             )
         return attached
 
-    def _copy_for(self, h: Tensor) -> Tensor | None:
-        """Return the weight's copy in bfloat16 if there is one and products with ``h`` run in bfloat16."""
-        if self.low_precision is None or torch.compiler.is_compiling() or _torch.is_transforming():
-            return None  # in a transform the weight is a wrapper without memory
-        if h.dtype == torch.float32 and not torch.is_autocast_enabled(h.device.type):
-            return None
-        return self.low_precision.of(self.weight) if product_dtype(h) == torch.bfloat16 else None
-
     def _own_weight(self) -> Tensor:
         """Return the weight itself, never an alias of it."""
         own = None if torch.compiler.is_compiling() else _torch.own_parameter(self, "weight")
         return self.weight if own is None else own
+
+    def batch_to_memorize(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Check a batch; return its activations (N, features) and the classes (N,) for which they are memorised."""
+        follow_weight(self)
+        flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
+        self._check_values(flat_targets)
+        soft = flat_targets.is_floating_point()
+        return flat, checks.majority_class(flat_targets, self.ignore_index) if soft else flat_targets
 
     def _check_values(self, targets: Tensor) -> None:
         if targets.is_floating_point():

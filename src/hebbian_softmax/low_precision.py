@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
+from hebbian_softmax.loss.dtypes import product_dtype
 
 
 class LowPrecisionCopy:
@@ -19,6 +20,14 @@ class LowPrecisionCopy:
     def __init__(self) -> None:
         self._tensor: Tensor | None = None
         self._source: tuple[int, int] | None = None
+
+    def for_products(self, weight: Tensor, h: Tensor) -> Tensor | None:
+        """Return the copy of ``weight`` if products with ``h`` run in bfloat16; None where they do not."""
+        if torch.compiler.is_compiling() or _torch.is_transforming():
+            return None  # in a transform the weight is a wrapper without memory
+        if h.dtype == torch.float32 and not torch.is_autocast_enabled(h.device.type):
+            return None
+        return self.of(weight) if product_dtype(h) == torch.bfloat16 else None
 
     def of(self, weight: Tensor) -> Tensor:
         """Return the copy of ``weight``, up to date."""

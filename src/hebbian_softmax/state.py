@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax._torch import own_parameter
+from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.rule import LARGEST_COUNT
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ def signature(device: torch.device) -> Tensor:
     ``torch.empty``. Counts that are memory garbage look like any other numbers.
     """
     return torch.tensor(_SIGNATURE, device=device)
+
+
+def _is_signature(filled: Tensor) -> bool:
+    own: Tensor = filled.to_local() if is_sharded(filled) else filled  # tensor parallelism makes DTensors of buffers
+    return own.tolist() == list(_SIGNATURE)
 
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
@@ -69,7 +74,7 @@ def ensure_filled(head: HebbianSoftmax) -> None:
     filled = head.filled
     if filled is head.checked_filled or filled.is_meta:
         return
-    if filled.tolist() != list(_SIGNATURE):
+    if not _is_signature(filled):
         loaded = getattr(own_parameter(head, "weight"), _OF_TRANSFORMERS, False)
         if not loaded and not getattr(head, _OF_TRANSFORMERS, False):
             raise RuntimeError(
@@ -132,7 +137,7 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
                 "make the head with the classes of the state, or grow it with add_classes(n)"
             )
     filled = state.get(prefix + "filled")
-    if filled is not None and filled.tolist() != list(_SIGNATURE):
+    if filled is not None and not _is_signature(filled):
         raise ValueError(
             f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
             "are memory garbage; load a state that was saved from a head with values"

@@ -100,6 +100,30 @@ def test_activations_of_more_dimensions_and_shifted_labels() -> None:
     lab.step_writes((torch.stack([h[0, 0], h[0, 1], h[1, 1]]), torch.tensor([1, 2, 3])))
 
 
+@pytest.mark.parametrize("way", ["targets", "remember", "memorize"])
+def test_soft_targets_are_memorised_for_the_class_of_most_probability(way: str) -> None:
+    lab = Lab(lr=0.0)
+    h, _ = lab.batch(0, 0, 0)
+    soft = torch.zeros(3, CLASSES, dtype=torch.float64)
+    soft[0, 1], soft[0, 2] = 0.7, 0.3
+    soft[1, 3], soft[1, 4] = 0.5, 0.5  # no class has more than half
+    soft[2, 5] = 1.0
+    expected = (h[[0, 2]], torch.tensor([1, 5]))
+    if way == "memorize":
+        lab.head.memorize(h, soft)
+        lab.optimizer.zero_grad()
+        assert lab.head.counts.tolist() == [0, 1, 0, 0, 0, 1]
+        return
+    if way == "remember":
+        lab.head.remember(h, soft)
+        F.cross_entropy(lab.head(h), soft).backward()
+    else:
+        with lab.head.targets(soft):
+            loss = F.cross_entropy(lab.head(h), soft)
+        loss.backward()
+    lab.step_writes(expected)
+
+
 def test_nothing_is_remembered_in_eval_mode_and_under_no_grad() -> None:
     lab = Lab()
     x, y = torch.randn(2, 3, dtype=torch.float64), torch.tensor([1, 2])
@@ -212,8 +236,9 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         lab.head.targets([1, 2])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="shift"):
         lab.head.targets(y, shift=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="last dimension"):
-        lab.head.targets(torch.tensor(1), shift=True)
+    for bad in (torch.tensor(1), torch.rand(2, CLASSES)):
+        with pytest.raises(ValueError, match="class indices"):
+            lab.head.targets(bad, shift=True)
     with pytest.raises(ZeroDivisionError), lab.head.targets(y):
         raise ZeroDivisionError
     lab.step_writes(Loop(lab).backward(1))

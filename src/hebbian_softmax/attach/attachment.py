@@ -15,7 +15,7 @@ from hebbian_softmax import _torch
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import ShardedPending
-from hebbian_softmax.attach.targets import WatchedCalls
+from hebbian_softmax.attach.targets import WatchedCalls, register
 from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import plain_copy, write
@@ -41,6 +41,7 @@ class Attachment:
         self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
         self.watched_calls = WatchedCalls()
+        register(head)
         self._warned_of_nothing = False
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
         self.watch = torch.compiler.disable(self.pending.watch)
@@ -130,8 +131,9 @@ class Attachment:
         """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
         if self.weight.grad is None:
             return
-        asked, self.pending.asked = self.pending.asked, False
-        if taken or asked or self._warned_of_nothing or not (head.training and head.memorizing):
+        silent = self.pending.gradient_came and not self.pending.asked and not taken
+        self.pending.gradient_came = self.pending.asked = False
+        if not silent or self._warned_of_nothing or not (head.training and head.memorizing):
             return
         self._warned_of_nothing = True
         warnings.warn(

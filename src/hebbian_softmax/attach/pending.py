@@ -67,6 +67,8 @@ class Pending:
         """The number of activations beyond which they are folded, in place of ``FOLD_ROWS``."""
         self.asked = False
         """Whether, since the last step, the user has said what is to be remembered, be it nothing."""
+        self.gradient_came = False
+        """Whether, since the last step, a backward pass of this process has brought the weight a gradient."""
         self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
         self._entries: list[_Entry] = []
         self._fold_at = 0
@@ -125,6 +127,7 @@ class Pending:
     def weight_gradient(self) -> None:
         """Note that a gradient is about to be added to ``parameter.grad``."""
         self.begin_pass()
+        self.gradient_came = True
         self._weight_pass = _torch.current_backward()
 
     def begin_pass(self) -> None:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import _torch, checks
-from hebbian_softmax.state import follow_weight
 from hebbian_softmax.write.activations import Call
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ class Targets:
     def __init__(self, head: HebbianSoftmax, targets: Tensor, shift: bool) -> None:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a tensor, got {type(targets).__name__}")
-        if checks.check_flag("shift", shift) and targets.dim() == 0:
-            raise ValueError("targets must have a last dimension to be shifted along, got a single number")
+        if checks.check_flag("shift", shift) and (targets.dim() == 0 or targets.is_floating_point()):
+            raise ValueError(f"shift=True needs targets of class indices (..., positions), got {_describe(targets)}")
         self._head, self._targets, self._shift = head, targets, shift
         self._called = False
 
@@ -39,9 +38,8 @@ class Targets:
         head = self._head
         if head.context is not None:
             raise RuntimeError("head.targets(...) is open already; leave that context before opening another")
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled
-            _define_operators()
-        _HEADS[id(head)] = head
+        if not torch.compiler.is_compiling():
+            register(head)
         head.context, head.context_key = self, id(head)
         self._called = False
 
@@ -64,12 +62,10 @@ class Targets:
                 "the head was called a second time within head.targets(...), and one call can have these targets; open "
                 "a context for each call"
             )
-        flat, targets = checks.check_batch(h, self._aligned(h), features=head.in_features)
-        follow_weight(head)
         if _torch.is_transforming():  # torch.func differentiates copies, which no optimizer steps
             self._called = True
             return None
-        checks.check_target_values(targets, num_classes=head.num_classes, ignore_index=head.ignore_index)
+        flat, targets = head.batch_to_memorize(h, self._aligned(h))
         self._called = True
         if not head.remembers(warn_at=5) or attachment is None:
             return None
@@ -81,7 +77,7 @@ class Targets:
         """Return a target for each activation: with ``shift`` the label after it, and none for the last one."""
         targets = self._targets
         if not self._shift or targets.shape != h.shape[:-1]:
-            return targets
+            return targets  # which is checked with h
         last = torch.full_like(targets[..., :1], self._head.ignore_index)
         return torch.cat([targets[..., 1:], last], dim=-1)
 
@@ -143,9 +139,20 @@ class WatchedCalls:
         self._first_of_this_step = self._next
 
 
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
 _NOBODY = -1
 _HEADS: weakref.WeakValueDictionary[int, HebbianSoftmax] = weakref.WeakValueDictionary()
 _are_defined = False
+
+
+def register(head: HebbianSoftmax) -> None:
+    """Let compiled graphs find ``head`` by its number."""
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+        _define_operators()
+    _HEADS[id(head)] = head
 
 
 def watch(head: HebbianSoftmax, h: Tensor, logits: Tensor) -> None:

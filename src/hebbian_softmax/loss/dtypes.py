@@ -11,11 +11,11 @@ from hebbian_softmax import _torch
 def autocasts(input: Tensor) -> bool:
     """Return whether autocast converts the operands of a product with ``input``; it leaves float64 alone."""
     device = input.device.type
-    return (
-        input.dtype != torch.float64
-        and torch.amp.is_autocast_available(device)  # For the meta device the next question would raise.
-        and torch.is_autocast_enabled(device)
-    )
+    if input.dtype == torch.float64 or device == "meta":  # which the next questions know nothing about
+        return False
+    # torch.compile of torch 2.11 cannot trace the first question.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return available and torch.is_autocast_enabled(device)
 
 
 def product_dtype(input: Tensor) -> torch.dtype:
