@@ -121,11 +121,15 @@ class NaiveHead:
     """Whether the head has said that it is not attached."""
     asked: bool = False
     """Whether, since the last step, somebody has said what to remember."""
+    came: bool = False
+    """Whether, since the last step, a backward pass has brought the weight a gradient."""
     told: bool = False
     """Whether the head has said that nothing was remembered."""
     pending: list[Call] = field(default_factory=list)
     unclaimed: list[Call] = field(default_factory=list)
     """Frozen features that were remembered and not used: the next gradient that nothing explains is theirs."""
+    aliased: list[Call] = field(default_factory=list)
+    """Frozen features for which ``head.weight`` was used, until the next gradient."""
     size: float = 0.0
     """The largest number that the values were computed from since the last comparison."""
 
@@ -203,6 +207,8 @@ class NaiveHead:
         for name in names:
             if name == "weight" and self.frozen:
                 continue
+            if name == "weight":
+                self.came, self.aliased = True, []
             old = self.gradients[name]
             self.gradients[name] = graph.gradients[name] if old is None else old + graph.gradients[name]
 
@@ -243,12 +249,13 @@ class NaiveHead:
         if not self.attached:
             return False
         self.lose(self.unclaimed)
-        stepped = self.gradients["weight"] is not None
-        if not stepped and not self.frozen:
+        self.aliased = []
+        if self.gradients["weight"] is None and not self.frozen:
             return False
-        warns = stepped and not (self.pending or self.asked or self.told) and self.memorizing
+        warns = self.came and not (self.pending or self.asked or self.told) and self.memorizing
         self.told |= warns
-        self.asked &= not stepped
+        if self.gradients["weight"] is not None:
+            self.came = self.asked = False
         for call in self.pending:
             call.state = State.WRITTEN
         self.write([(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)])
@@ -293,7 +300,8 @@ class NaiveHead:
         """Forget what is pending and what waits: the attachment has ended."""
         self.set_waiting()
         self.lose(calls)
-        self.attached = self.asked = self.told = False
+        self.attached = self.asked = self.came = self.told = False
+        self.aliased = []
 
     def grow(self, rows: Tensor) -> None:
         n = len(rows)

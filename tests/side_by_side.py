@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
-from tests.naive_head import Batch, Call, Graph, NaiveHead
+from tests.naive_head import Batch, Call, Graph, NaiveHead, State
 from tests.oracle import IGNORED
 
 FEATURES = 3
@@ -92,6 +92,10 @@ class SideBySide:
     def compute(self, drawn: Drawn, way: str) -> Loss:
         """Compute a loss in one of the ways that there are, and keep it."""
         batch = self.batch(drawn)
+        if (
+            self.model.unclaimed or self.model.aliased
+        ):  # else nobody could tell which of the calls a gradient belongs to
+            way = way if way == "remember first" and batch.h.grad_fn is None else "loss"
         if way.endswith("loss") or way == "loss not remembered" or self.head.num_classes == 0:
             value, graph = self._by_the_head(batch, way, REDUCTIONS[drawn["seed"] % len(REDUCTIONS)])
         elif way.startswith("targets"):
@@ -122,10 +126,11 @@ class SideBySide:
         return self._own_loss(logits, batch, [batch.call()] if self._remembers() else [])
 
     def _with_remember(self, batch: Batch, way: str) -> tuple[Tensor, Graph]:
-        lone = batch.h.grad_fn is None and (bool(self.model.unclaimed) or self.model.frozen)
-        functional = way == "functional" and not lone  # else nobody could tell whose gradient it is
+        lone = batch.h.grad_fn is None
+        functional = way == "functional" and not (lone and self.model.frozen)  # that has no gradient to be noticed by
         calls = self.remember(batch) if way in ("remember first", "functional") else []
         logits = F.linear(batch.h, self.head.weight, self.head.bias) if functional else self.head(batch.h)
+        self.model.aliased += calls if functional and lone else []
         return self._own_loss(logits, batch, self.remember(batch) if way == "head first" else calls)
 
     def remember(self, batch: Batch) -> list[Call]:
@@ -185,6 +190,8 @@ class SideBySide:
 
     def backward(self, loss: Loss, how: str, retain: bool = True) -> None:
         """Make a backward pass through a loss in one of the ways that there are."""
+        if not self.is_clear(loss):
+            return
         if loss.outgrown:
             with pytest.raises(RuntimeError, match=r"add_classes|modified by an inplace operation"):
                 loss.value.backward(retain_graph=retain)
@@ -227,13 +234,23 @@ class SideBySide:
         with pytest.raises(UserError):
             loss.value.backward(retain_graph=True)
         hook.remove()
-        self.model.add_gradients(loss.graph, [name for name, now in versions().items() if now != before[name]])
+        came = [name for name, now in versions().items() if now != before[name]]
+        self.model.add_gradients(loss.graph, came)
         self.model.reached(loss.graph)
+        if "weight" in came:
+            self.model.changed(self.model.gradients)  # zeros that a failing pass has added to zeros count as cleared
 
     def backward_of_a_sum(self, one: Loss, other: Loss) -> None:
         (one.value + other.value).backward()
         self.losses = [loss for loss in self.losses if loss not in (one, other)]
         self.model.backward(one.graph, other.graph)
+
+    def is_clear(self, loss: Loss) -> bool:
+        """Return whether it is clear which calls the gradient of a loss belongs to."""
+        waiting = [call for call in loss.graph.calls if call.state is State.WAITING]
+        if any(not call.needs_gradient_of_h for call in waiting):
+            return True
+        return not self.model.aliased and not (self.model.unclaimed and waiting)
 
     def is_stale(self, loss: Loss) -> bool:
         """Return whether the weight has changed since, which autograd refuses if it needs the weight."""
@@ -312,16 +329,11 @@ class SideBySide:
         return [call for loss in self.losses for call in loss.graph.calls] + [held.call for held in self.held]
 
     def change_dtype(self, dtype: torch.dtype) -> None:
-        self.forget_losses()
+        self.losses, self.held = [], []
         self.head.to(dtype)
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # casts the momentum
         self.optimizer.param_groups[0]["fused"] &= dtype != torch.bfloat16
         self.model.convert(dtype)
-
-    def forget_losses(self) -> None:
-        self.model.lose([held.call for held in self.held if held.call.needs_gradient_of_h])
-        self.losses = []
-        self.held = [held for held in self.held if held.call in self.model.unclaimed]
 
     def save_and_load(self, optimizer: Drawn) -> None:
         file = io.BytesIO()

@@ -101,7 +101,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
     def use_what_was_remembered(self, index: int, again: bool) -> None:
         held = self.held[index % len(self.held)]
         self.use(held)
-        if not again:
+        if not again or not held.call.needs_gradient_of_h:
             self.held.remove(held)
 
     @rule(drawn=batches, value=st.sampled_from(["nan", "inf", "largest"]))
@@ -134,7 +134,8 @@ class Machine(SideBySide, RuleBasedStateMachine):
     @rule(first=which, second=which)
     def backward_of_two_losses(self, first: int, second: int) -> None:
         both = [self.losses[index % len(self.losses)] for index in (first, second)]
-        if both[0] is not both[1] and not any(loss.outgrown or self.is_stale(loss) for loss in both):
+        usable = [not loss.outgrown and not self.is_stale(loss) and self.is_clear(loss) for loss in both]
+        if both[0] is not both[1] and all(usable):
             self.backward_of_a_sum(*both)
 
     # Gradients and steps
