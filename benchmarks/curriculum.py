@@ -24,7 +24,7 @@ from torch import nn
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY
 from hebbian_softmax.lab.images.data import DRAWINGS, SIZE, TEST_DRAWINGS, ImageSet

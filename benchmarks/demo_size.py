@@ -18,7 +18,7 @@ import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.fleet import Store, Trial, run_trials

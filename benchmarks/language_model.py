@@ -28,7 +28,7 @@ from torch import nn
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import to_json
+from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner
 from hebbian_softmax.lab.language.settings import OPTIMIZERS, PRESETS, Settings

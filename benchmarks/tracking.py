@@ -23,8 +23,9 @@ from torch import Tensor
 from hebbian_softmax import ConstantRate, HebbianSoftmax
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.base.runs import open_run, to_json
+from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.language.evaluation import stream
 from hebbian_softmax.lab.language.trained import load_trained
 from hebbian_softmax.lab.report.tables import Cell, Table, as_text

@@ -59,7 +59,7 @@ def test_a_batch_without_targets_has_loss_zero(labels: list[int], dtype: torch.d
 
 def test_a_target_is_refused_in_words() -> None:
     head = HebbianSoftmax(4, 0, **OK)
-    with pytest.raises(ValueError, match="while the head has no classes, got 0"):
+    with pytest.raises(ValueError, match="while there are no classes, got 0"):
         head.loss(torch.randn(1, 4), torch.tensor([0]))
 
 

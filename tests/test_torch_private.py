@@ -78,6 +78,23 @@ def test_transforms_of_torch_func() -> None:
     assert not _torch.is_transforming()
 
 
+def test_samples_of_vmap() -> None:
+    seen: list[bool] = []
+
+    def note(x: Tensor) -> Tensor:
+        seen.append(_torch.is_vmapped(x))
+        return x.sum()
+
+    x = torch.ones(2, 3)
+    note(x)
+    torch.func.grad(note)(x)
+    assert seen == [False, False]
+    torch.func.vmap(note)(x)
+    torch.func.vmap(torch.func.grad(note))(x)
+    torch.func.grad(lambda x: torch.func.vmap(note)(x).sum())(x)
+    assert seen[2:] == [True, True, True]
+
+
 def test_forward_mode() -> None:
     assert not _torch.is_in_forward_mode()
     with forward_ad.dual_level():

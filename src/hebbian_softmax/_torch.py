@@ -79,6 +79,22 @@ def is_transforming() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def is_vmapped(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` stands for one example of a batch in ``torch.func.vmap``, so its values cannot be read.
+
+    A transform inside of another one wraps the tensors of the outer one. Uses ``is_functorch_wrapped_tensor``,
+    ``is_batchedtensor`` and ``get_unwrapped`` of ``torch._C._functorch`` (torch 2.11 and 2.13).
+    """
+    if not is_transforming():
+        return False
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def is_in_forward_mode() -> bool:
     """Return whether a ``forward_ad.dual_level`` is open, in which tensors can have tangents.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch
-from hebbian_softmax.rule import Rate
+
+if TYPE_CHECKING:
+    from hebbian_softmax.rule import Rate
 
 _PROBABILITIES = "that are not class indices must be probabilities, none negative and with the sum 1 over the classes"
 
@@ -42,6 +44,13 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_dtype(dtype: Any) -> torch.dtype | None:
+    """Return ``dtype`` if it is None or a floating-point dtype of torch."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point dtype of torch, got {dtype!r}")
+    return dtype
 
 
 def check_scale(scale: Any) -> float | str:
@@ -143,15 +152,27 @@ def check_same_place(weight: Tensor, h: Tensor) -> None:
 
 
 def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
-    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it."""
-    if targets.device.type != "cpu":
+    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it.
+
+    The values of a sample inside of ``vmap`` cannot be read; there the loss fails as ``F.cross_entropy`` does.
+    """
+    if targets.device.type != "cpu" or _torch.is_vmapped(targets):
         return
     bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)
     if bool(bad.any()):
         value = int(targets[bad][0])
-        if num_classes == 0:
-            raise ValueError(f"targets must be ignore_index={ignore_index} while the head has no classes, got {value}")
-        raise ValueError(f"targets must be in [0, {num_classes - 1}] or ignore_index={ignore_index}, got {value}")
+        raise ValueError(f"targets must be {allowed_targets(num_classes, ignore_index)}, got {value}")
+
+
+def allowed_targets(num_classes: int, ignore_index: int) -> str:
+    """Return in words which values targets may have.
+
+    >>> allowed_targets(10, -100)
+    'in [0, 9] or ignore_index=-100'
+    """
+    if num_classes == 0:
+        return f"ignore_index={ignore_index} while there are no classes"
+    return f"in [0, {num_classes - 1}] or ignore_index={ignore_index}"
 
 
 def check_weight(module: nn.Module) -> nn.Parameter:

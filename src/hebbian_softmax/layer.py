@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -100,10 +100,9 @@ class HebbianSoftmax(nn.Linear):
         rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
-        scale = checks.check_scale(scale)
-        center = checks.check_flag("center", center)
+        scale, center = checks.check_scale(scale), checks.check_flag("center", center)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
-        super().__init__(in_features, num_classes, bias, device, dtype)
+        super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
         self.ignore_index = ignore_index
@@ -214,7 +213,8 @@ class HebbianSoftmax(nn.Linear):
             return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
         if self._attachment is None and self.context is None:
             return super().forward(input)
-        known = self._attachment is not None and self._attachment.frozen_inputs.knows(input)
+        frozen = None if self._attachment is None else self._attachment.frozen_inputs
+        known = frozen is not None and frozen.waits and frozen.knows(input)
         logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
         target_context.watch(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
@@ -226,9 +226,10 @@ class HebbianSoftmax(nn.Linear):
     def __getattr__(self, name: str) -> Any:
         """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
         value = super().__getattr__(name)
-        if name != "weight" or torch.compiler.is_compiling() or self.__dict__.get("_attachment") is None:
+        attachment: Attachment | None = self.__dict__.get("_attachment") if name == "weight" else None
+        if attachment is None or torch.compiler.is_compiling() or not attachment.frozen_inputs.waits:
             return value
-        return self.__dict__["_attachment"].frozen_inputs.alias(value)
+        return attachment.frozen_inputs.alias(cast(Tensor, value))
 
     def loss(
         self,
@@ -254,7 +255,8 @@ class HebbianSoftmax(nn.Linear):
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
-            follow_weight(self)
+            if weight_of_head.shape[0] > self.counts.shape[0]:
+                follow_weight(self)
             if _torch.is_sharded(weight_of_head):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
@@ -276,7 +278,7 @@ class HebbianSoftmax(nn.Linear):
             loss = loss.view(h.shape[:-1])
         if self._attachment is not None:
             self._attachment.pending.asked = True
-        if remember and torch.is_grad_enabled() and self.remembers(warn_at=3):
+        if checks.check_flag("remember", remember) and torch.is_grad_enabled() and self.remembers(warn_at=3):
             assert self._attachment is not None
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
@@ -292,7 +294,7 @@ class HebbianSoftmax(nn.Linear):
         counts.
         """
         flat, flat_targets = self.batch_to_memorize(h, targets)
-        if not torch.is_grad_enabled() or not self.remembers(warn_at=3):
+        if not torch.is_grad_enabled() or _torch.is_transforming() or not self.remembers(warn_at=3):
             return
         assert self._attachment is not None
         self._attachment.remember(h, flat, flat_targets)

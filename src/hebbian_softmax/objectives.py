@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hebbian_softmax.checks import check_integer, check_number
+
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -44,13 +46,8 @@ def _onto_sphere(w: Tensor, radius: float) -> Tensor:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
-
-
-def _check_count(name: str, value: int, low: int) -> None:
-    if not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    if not 0 < check_number(name, value, 0) < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,9 @@ class _Ascent(ABC):
 
     def __post_init__(self) -> None:
         _check_positive("radius", self.radius)
-        _check_count("neighbours", self.neighbours, 1)
-        _check_count("steps", self.steps, 0)
-        _check_count("workspace", self.workspace, 1)
+        check_integer("neighbours", self.neighbours, 1)
+        check_integer("steps", self.steps, 0)
+        check_integer("workspace", self.workspace, 1)
 
     def __call__(self, h: Tensor, rows: Tensor, classes: Tensor, weight: Tensor) -> Tensor:
         k = min(self.neighbours, weight.shape[0] - 1)
@@ -129,7 +126,7 @@ class SVM(_Ascent):
         super().__post_init__()
         _check_positive("step_size", self.step_size)
         for name in ("xi", "epsilon"):
-            if not (isinstance(getattr(self, name), int | float) and math.isfinite(getattr(self, name))):
+            if not math.isfinite(check_number(name, getattr(self, name), -math.inf)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
 
     def value(self, w: Tensor, h: Tensor, near: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +22,12 @@ from torch.optim.rmsprop import rmsprop
 
 from hebbian_softmax import _torch, _triton
 from hebbian_softmax.checks import check_number
+from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.write import kernels_can_write, kernels_suit, write
 
 if TYPE_CHECKING:
     from hebbian_softmax.attach.attachment import Attachment
-    from hebbian_softmax.layer import HebbianSoftmax
     from hebbian_softmax.write.gpu.update import Update
 
 _NOT_OFFERED = ("momentum", "centered", "amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
@@ -51,8 +51,12 @@ class OnePass(torch.optim.Optimizer, ABC):
             check_number("lr", lr, 0)
         elif lr.numel() != 1:
             raise ValueError(f"lr must be a number or a tensor of one, got shape {tuple(lr.shape)}")
+        else:
+            check_number("lr", float(lr), 0)
         for name in ("eps", "weight_decay"):
             check_number(name, defaults[name], 0)
+        if head is not None and not isinstance(head, HebbianSoftmax):
+            raise TypeError(f"head must be a HebbianSoftmax, got {type(head).__name__}")
         super().__init__(params, defaults)
         # A subclass may do more after this step and before the write, which then cannot be a part of this step.
         self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(OnePass.step)
@@ -90,6 +94,10 @@ class OnePass(torch.optim.Optimizer, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of such an optimizer or of torch's; refuse one with an option that this optimizer lacks."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
+        if not {"state", "param_groups"} <= state_dict.keys():
+            raise ValueError(f"state_dict must have the keys 'state' and 'param_groups', got {sorted(state_dict)}")
         for group in state_dict["param_groups"]:
             for name in _NOT_OFFERED:
                 if group.get(name):
@@ -101,6 +109,8 @@ class OnePass(torch.optim.Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step every parameter that has a gradient, and write what is pending at the head."""
+        if closure is not None and not callable(closure):
+            raise TypeError(f"closure must be a function without arguments, got {type(closure).__name__}")
         self.has_written = False
         loss = None
         if closure is not None:

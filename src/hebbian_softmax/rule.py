@@ -20,6 +20,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from hebbian_softmax.checks import check_integer, check_number
+
 Rate = Callable[[Tensor, Tensor], Tensor]
 """``(counts_before, n) -> λ``: both are int64 with one entry for each class; λ is floating point in [0, 1]."""
 
@@ -53,6 +55,10 @@ class PaperRate:
     gamma: float
     limit: int
 
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma, 0, 1)
+        check_integer("limit", self.limit, 0)
+
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return _annealed(counts, self.gamma, self.limit)
 
@@ -67,6 +73,10 @@ class InclusiveRate:
     gamma: float
     limit: int
 
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma, 0, 1)
+        check_integer("limit", self.limit, 0)
+
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return _annealed(add_counts(counts, n), self.gamma, self.limit)
 
@@ -78,6 +88,11 @@ class ConstantRate:
     value: float
     limit: int | None = None
 
+    def __post_init__(self) -> None:
+        check_number("value", self.value, 0, 1)
+        if self.limit is not None:
+            check_integer("limit", self.limit, 0)
+
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         rate = torch.full_like(counts, self.value, dtype=torch.float64)
         return rate if self.limit is None else rate * (counts < self.limit)
@@ -88,6 +103,10 @@ class InverseCountRate:
     """λ = 1/c, always or (with ``limit``) while c < limit: pure annealing, the second alternative of section 3.1."""
 
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            check_integer("limit", self.limit, 0)
 
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return _annealed(counts, 0.0, self.limit)
@@ -206,7 +225,10 @@ def mix_rows(rows: Tensor, memories: Tensor, rate: Tensor) -> Tensor:
 
 def suggest_settings(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
     """Return γ = 1/N_min, at most 1/2, and T = N_min × epochs of section 3.1, over the classes that occur."""
-    occurrences = torch.as_tensor(counts)
+    try:
+        occurrences = torch.as_tensor(counts)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"counts must be integers >= 0, got {counts!r}") from None
     if occurrences.numel() and (occurrences.is_floating_point() or bool((occurrences < 0).any())):
         raise ValueError(f"counts must be integers >= 0, got {counts!r}")
     if not bool((occurrences > 0).any()):

@@ -12,7 +12,7 @@ from tests.memory.oracles import stream
     [
         (lambda: NeuralCache(0, 0.3), ValueError, "size must be at least 1, got 0"),
         (lambda: NeuralCache(2.5, 0.3), TypeError, "size must be an integer"),
-        (lambda: NeuralCache(10, 0.0), ValueError, "theta must be positive and finite, got 0.0"),
+        (lambda: NeuralCache(10, 0.0), ValueError, "theta must be positive and finite in float32.*got 0.0"),
         (lambda: NeuralCache(10, float("nan")), ValueError, "theta"),
         (lambda: MbPA(10, 11), ValueError, "memory_size must be at least neighbours, 11, got 10"),
         (lambda: MbPA(10, 0), ValueError, "neighbours must be at least 1, got 0"),

@@ -123,8 +123,10 @@ class Attachment:
             self._checked_for_copy = True
         taken = self.pending.take()
         self._warn_of_nothing(head, taken)
-        self.frozen_inputs.clear_unclaimed()
-        self.watched_calls.after_step()
+        if self.frozen_inputs.waits:
+            self.frozen_inputs.clear_unclaimed()
+        if self.watched_calls.calls:
+            self.watched_calls.after_step()
         return taken
 
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
@@ -155,13 +157,15 @@ class Attachment:
     def _weight_gradient(self, grad: Tensor) -> None:
         """Note that a gradient is about to be added to ``weight.grad``."""
         self.pending.weight_gradient()
-        self.frozen_inputs.weight_gradient()
+        if self.frozen_inputs.waits:
+            self.frozen_inputs.weight_gradient()
 
     def _shard_gradient(self, weight: Tensor) -> None:
         """Note that FSDP has added a gradient to ``weight.grad``."""
         assert isinstance(self.pending, ShardedPending)
         self.pending.gradient_added()
-        self.frozen_inputs.weight_gradient()
+        if self.frozen_inputs.waits:
+            self.frozen_inputs.weight_gradient()
 
     def _weight_replaced(self, head: HebbianSoftmax) -> bool:
         now = _torch.own_parameter(head, "weight")

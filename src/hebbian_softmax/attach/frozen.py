@@ -32,6 +32,8 @@ class FrozenInputs:
         self._pending = pending
         self.unclaimed: list[_Unclaimed] = []
         """Activations that were remembered from memory with which the head has not been called."""
+        self.waits = False
+        """Whether anything was remembered and not claimed."""
         self._has_alias = False
         """Whether an alias of the weight stands for what is unclaimed."""
         self._gives_aliases = False
@@ -47,11 +49,11 @@ class FrozenInputs:
         if not outputs and key is not None:
             self._leave_to_aliases()
             self.unclaimed.append(_Unclaimed(key, h.detach(), activations))
-            self._gives_aliases = True
+            self.waits = self._gives_aliases = True
 
     def knows(self, h: Tensor) -> bool:
         """Return whether this h was remembered: then the output of ``head(h)`` stands in for it, and no alias."""
-        return bool(self.unclaimed) and any(item.key == _key(h) for item in self.unclaimed)
+        return any(item.key == _key(h) for item in self.unclaimed)
 
     def seen(self, h: Tensor, logits: Tensor) -> None:
         """Note that the head was called with h and returned ``logits``."""
@@ -90,7 +92,8 @@ class FrozenInputs:
 
     def clear_unclaimed(self) -> None:
         """Forget what was remembered and not claimed; aliases and outputs keep what they stand for."""
-        self.unclaimed, self._has_alias, self._gives_aliases = [], False, False
+        self.unclaimed = []
+        self.waits = self._has_alias = self._gives_aliases = False
 
     def clear(self) -> None:
         """Forget everything."""

@@ -140,7 +140,8 @@ class Pending:
             return
         self._begun = now
         self.drop_cleared()
-        _torch.call_after_backward(partial(_torch.call_after_backward, self.note_gradient))
+        if self._entries:  # a pass that makes nothing pending changes their gradient, too
+            _torch.call_after_backward(partial(_torch.call_after_backward, self.note_gradient))
 
     def drop_cleared(self) -> None:
         """Forget the activations whose gradient was cleared."""
@@ -241,8 +242,8 @@ class Pending:
 
     def _add(self, activations: Activations) -> None:
         _count(activations)
-        has_gradient = self.parameter.grad is not None
-        self._entries.append(_Entry(activations, has_gradient, born=self._pass))
+        self._entries.append(_Entry(activations, has_gradient=False, born=self._pass))
+        self.note_gradient()
         if self.rows() > max(self._fold_at, self._most_rows()):
             self._fold_entries()
 

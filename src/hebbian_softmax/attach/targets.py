@@ -111,31 +111,28 @@ class WatchedCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[int, Watched] = {}
+        self.calls: dict[int, Watched] = {}
         self._next = 0
         self._first_of_this_step = 0
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     def keep(self, watched: Watched) -> int:
         """Keep a call, and return its number."""
-        self._calls[self._next] = watched
+        self.calls[self._next] = watched
         self._next += 1
         return self._next - 1
 
     def reach(self, number: int) -> None:
         """Note that the gradient of that call's output has come."""
-        if number in self._calls:
-            self._calls[number].reach()
+        if number in self.calls:
+            self.calls[number].reach()
 
     def find(self, h: Tensor) -> int:
         """Return the number of the call with this input; -1 where there is none."""
-        return next((number for number, watched in self._calls.items() if watched.is_of(h)), _NOBODY)
+        return next((number for number, watched in self.calls.items() if watched.is_of(h)), _NOBODY)
 
     def after_step(self) -> None:
         """Forget the calls before the last step."""
-        self._calls = {number: call for number, call in self._calls.items() if number >= self._first_of_this_step}
+        self.calls = {number: call for number, call in self.calls.items() if number >= self._first_of_this_step}
         self._first_of_this_step = self._next
 
 
@@ -159,7 +156,7 @@ def watch(head: HebbianSoftmax, h: Tensor, logits: Tensor) -> None:
     """Watch the output of a call of ``head`` with ``h``, if the call is in a context or repeats such a call."""
     attachment = head.attachment
     if _torch.current_backward() != _torch.NO_BACKWARD:  # checkpointing computes the head anew
-        if attachment is not None and len(attachment.watched_calls) and logits.requires_grad:
+        if attachment is not None and attachment.watched_calls.calls and logits.requires_grad:
             number = attachment.watched_calls.find(h)
             logits.register_hook(lambda _: attachment.watched_calls.reach(number))
         return

@@ -70,7 +70,8 @@ def linear_cross_entropy(
     True
     """
     options = reduction, ignore_index, label_smoothing, impl, workspace
-    plain = linear_bias is None and weight is None and options == _DEFAULTS
+    # Comparing a tensor with a number would give a tensor.
+    plain = linear_bias is None and weight is None and type(label_smoothing) is float and options == _DEFAULTS
     ignore_index = _IGNORED if ignore_index is None else ignore_index
     if plain and checks.is_usual(input, linear_weight, target):
         if _is_tiny(input, linear_weight, workspace):
@@ -116,6 +117,10 @@ def cross_entropy(
     ``linear_weight`` in the dtype of ``linear_weight``.
     """
     target = target.long()
+    if linear_weight.shape[0] == 0:
+        checks.check_values(target, 0, ignore_index)
+        result = result_dtype(input) if copy is None else linear_weight.dtype
+        return reference.without_classes(input, linear_weight, linear_bias, reduction, zero_if_empty, result)
     if (
         impl == "auto"
         and copy is None
@@ -126,6 +131,8 @@ def cross_entropy(
         return reference.cross_entropy(
             input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
         )
+    if _torch.is_transforming():
+        checks.refuse_engine_in_transform(impl)
     if torch.compiler.is_compiling():
         from hebbian_softmax.loss.uncompiled import apply
     else:
@@ -142,9 +149,7 @@ def cross_entropy(
         zero_if_empty=zero_if_empty,
     )
     weighting = Weighting(None if weight is None else weight.to(wide(products)), float(label_smoothing))
-    loss: Tensor = apply(
-        input.reshape(-1, input.shape[-1]), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings
-    )
+    loss: Tensor = apply(_rows(input), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings)
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
@@ -175,20 +180,31 @@ def linear_log_prob(
     checks.check_operands(input, linear_weight, linear_bias, target)
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
-    rows, masked = input.reshape(-1, input.shape[-1]), torch.where(target == ignore_index, -1, target).reshape(-1)
-    problem = Problem.of(rows, linear_weight, linear_bias, masked, product_dtype(input))
-    if impl == "reference" or (impl == "auto" and _is_tiny(input, linear_weight, workspace)):
+    if linear_weight.shape[0] == 0:
+        nothing = torch.zeros_like(target, dtype=wide(product_dtype(input)))
+        return nothing, nothing.clone()
+    masked = torch.where(target == ignore_index, -1, target).reshape(-1)
+    problem = Problem.of(_rows(input), linear_weight, linear_bias, masked, product_dtype(input))
+    vmapped = any(each is not None and _torch.is_vmapped(each) for each in (input, linear_weight, linear_bias, target))
+    if impl == "reference" or (impl == "auto" and (vmapped or _is_tiny(input, linear_weight, workspace))):
         found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
     else:
+        if vmapped:
+            checks.refuse_engine_in_transform(impl)
         engine, workspace = choose_engine(impl, problem, workspace)
         terms = engine.row_terms(problem, workspace)
         found = -terms.nll, terms.normaliser
     return found[0].reshape(target.shape), found[1].reshape(target.shape)
 
 
+def _rows(input: Tensor) -> Tensor:
+    """Return (d,) or (N, d) as (N, d)."""
+    return input if input.dim() == 2 else input.unsqueeze(0)
+
+
 def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
-    logits, size = input.numel() // max(input.shape[-1], 1) * linear_weight.shape[0], input.element_size()
+    logits, size = _rows(input).shape[0] * linear_weight.shape[0], input.element_size()
     most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
 

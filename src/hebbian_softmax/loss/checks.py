@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.checks import check_integer, check_number
+from hebbian_softmax.checks import allowed_targets, check_integer, check_number
 from hebbian_softmax.loss.dtypes import autocasts
 
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
@@ -52,12 +52,13 @@ def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
     Those take longer than a small loss does.
     """
     try:
-        (n, features), (_, width), (m,) = input.shape, linear_weight.shape, target.shape
+        (n, features), (classes, width), (m,) = input.shape, linear_weight.shape, target.shape
     except (AttributeError, TypeError, ValueError):
         return False
     return bool(
         features == width
         and n == m
+        and classes > 0
         and input.dtype is linear_weight.dtype
         and target.dtype is torch.int64
         and input.is_floating_point()
@@ -91,7 +92,7 @@ def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> No
     """Check the options that decide what is computed."""
     if reduction not in REDUCTIONS:
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    check_integer("ignore_index", ignore_index, -(2**63))
+    check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
     check_number("label_smoothing", label_smoothing, 0, 1)
 
 
@@ -106,20 +107,26 @@ def check_how(impl: Any, workspace: Any) -> None:
 def check_values(target: Tensor, classes: int, ignore_index: int) -> None:
     """Check that every target is a class or ``ignore_index``.
 
-    On an accelerator the device checks, as in ``F.cross_entropy``: reading the values back would wait for it.
+    On an accelerator the device checks, as in ``F.cross_entropy``: reading the values back would wait for it. The
+    values of a sample inside of ``vmap`` cannot be read.
     """
-    if target.numel() == 0:
+    if target.numel() == 0 or _torch.is_vmapped(target):
         return
-    masked = torch.where(target == ignore_index, 0, target)
-    lowest, highest = masked.aminmax()
-    good = (lowest >= 0) & (highest < classes)
+    good = (target == ignore_index) | ((target >= 0) & (target < classes))
     if target.device.type != "cpu":
-        _torch.assert_on_device(good, refused(classes, ignore_index))
-    elif not bool(good):
-        value = int(masked[(masked < 0) | (masked >= classes)].flatten()[0])
-        raise IndexError(f"{refused(classes, ignore_index)}, got {value}")
+        _torch.assert_on_device(good.all(), refused(classes, ignore_index))
+    elif not bool(good.all()):
+        raise IndexError(f"{refused(classes, ignore_index)}, got {int(target[~good].flatten()[0])}")
 
 
 def refused(classes: int, ignore_index: int) -> str:
     """Return the message for a target that is no class."""
-    return f"target must be in [0, {classes - 1}] or ignore_index={ignore_index}"
+    return f"target must be {allowed_targets(classes, ignore_index)}"
+
+
+def refuse_engine_in_transform(impl: str) -> None:
+    """Raise the error of an engine that was asked for by name inside of a transform, which cannot see through it."""
+    raise RuntimeError(
+        f'impl="{impl}" cannot be used inside of a transform of torch.func (vmap, grad, jacrev, hessian …), which only '
+        'the plain computation takes: pass impl="reference", or "auto", which takes it there'
+    )

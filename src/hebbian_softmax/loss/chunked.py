@@ -6,7 +6,8 @@ Let M be the largest logit of the classes other than the target, and s the sum o
 .. math::
     \mathrm{nll} = \log(1 + e^x), \qquad 1 - p_y = \sigma(x), \qquad p_v = \sigma(x)\, e^{z_v - M} / s \quad (v \ne y)
 
-and nothing cancels, however close p_y is to 1.
+and nothing cancels, however close p_y is to 1. Where every logit is -inf, or one is +inf or NaN, there is no
+distribution, and x is NaN.
 
 Whatever N and V are, the memory held besides inputs, results and vectors of N or V numbers stays below ``workspace``
 (see :class:`~hebbian_softmax.loss.tiles.Plan`; the smallest tile is one row by 64 classes). A gradient in half
@@ -44,7 +45,7 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
     plan = Plan.of(problem, workspace)
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
-    lowest = torch.finfo(terms.nll.dtype).min
+    lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
         target = problem.target[rows, None]
         target_logit = torch.zeros_like(target, dtype=terms.nll.dtype)
@@ -57,12 +58,13 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
                 here, y = inside[group], local[group]
                 at_target = e.gather(1, y)
                 target_logit[group] = torch.where(here, at_target, target_logit[group])
-                e.scatter_(1, y, torch.where(here, lowest, at_target))
+                e.scatter_(1, y, torch.where(here, -torch.inf, at_target))
                 m = torch.maximum(largest[group], e.amax(1, keepdim=True))
                 total[group] = total[group] * (largest[group] - m).exp() + e.sub_(m).exp_().sum(1, keepdim=True)
                 largest[group] = m
         others = total.log().add_(largest)
-        _store(terms, rows, target, target_logit, others, others - target_logit)
+        x = (others - target_logit).masked_fill_(target_logit == torch.inf, torch.nan)
+        _store(terms, rows, target, target_logit, others, x)
     return terms
 
 
@@ -87,11 +89,13 @@ def row_terms_and_gradients(
         z.scatter_(1, y, -torch.inf)
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
         for group, e in tiles.groups(z):
-            m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # Without another class, M must be finite and s > 0.
-            s = e.sub_(m).exp_().sum(1, keepdim=True).clamp_(min=limits.tiny)
+            m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # M must be finite, even without another class.
+            s = e.sub_(m).exp_().sum(1, keepdim=True)
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
-            rest = a[group] * x[group].sigmoid()
+            x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
+            rest = torch.where(target[group] < 0, 0, a[group] * x[group].sigmoid())  # In ignored rows x may be NaN.
+            s.clamp_(min=limits.tiny)
             e.mul_(rest / s).scatter_(1, y[group], (a[group] - b[group]) - rest)
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
@@ -183,4 +187,5 @@ def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, o
     counted = target >= 0
     terms.nll[rows, None] = torch.where(counted, torch.logaddexp(x, torch.zeros_like(x)), 0)
     terms.target_logit[rows, None] = torch.where(counted, target_logit, 0)
-    terms.normaliser[rows, None] = torch.where(counted, torch.logaddexp(others, target_logit), 0)
+    normaliser = torch.logaddexp(others, target_logit).masked_fill_(target_logit == torch.inf, torch.nan)
+    terms.normaliser[rows, None] = torch.where(counted, normaliser, 0)

@@ -37,11 +37,34 @@ def cross_entropy(
     return mean.to(losses.dtype)
 
 
+def without_classes(
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    reduction: str,
+    zero_if_empty: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the loss in ``dtype`` where there are no classes, so that every row is ignored: 0 with zero gradients.
+
+    The mean over no target is NaN, as in ``F.cross_entropy``, unless ``zero_if_empty``.
+    """
+    bias = None if linear_bias is None else linear_bias.to(input.dtype)
+    losses = F.linear(input, linear_weight.to(input.dtype), bias).sum(-1, dtype=dtype)
+    if reduction == "none":
+        return losses
+    return losses.sum() * torch.nan if reduction == "mean" and not zero_if_empty else losses.sum()
+
+
 def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return log p(target) and the log-normaliser of each row of ``input`` (N, d); both are 0 where target is -1."""
+    """Return log p(target) and the log-normaliser of each row of ``input`` (N, d); both are 0 where target is -1.
+
+    Both are NaN where a logit is +inf, which ``logsumexp`` alone would take for a distribution.
+    """
     logits = F.linear(input, linear_weight, linear_bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = logits.logsumexp(1)
+    normaliser = normaliser.masked_fill(normaliser == torch.inf, torch.nan)
     at_target = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
     counted = target >= 0
     return torch.where(counted, at_target - normaliser, 0), torch.where(counted, normaliser, 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from hebbian_softmax import _torch
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.loss import checks
 from hebbian_softmax.loss.dtypes import product_dtype
@@ -35,11 +37,14 @@ def linear_topk(
     k = check_integer("k", k, 1)
     if k > linear_weight.shape[0]:
         raise ValueError(f"k must be at most the number of classes, {linear_weight.shape[0]}, got {k}")
-    rows = input.reshape(-1, input.shape[-1])
+    rows = input if input.dim() == 2 else input.unsqueeze(0)
     dtype = product_dtype(input)
     problem = Problem.of(rows, linear_weight, linear_bias, rows.new_empty(rows.shape[0], dtype=torch.int64), dtype)
     with torch.autocast(input.device.type, enabled=False):
-        values, classes = _topk(problem, k, workspace or largest_workspace(input.device))
+        if any(_torch.is_vmapped(each) for each in (problem.input, problem.weight, problem.bias) if each is not None):
+            values, classes = _ordered(*_topk_of_tile(F.linear(problem.input, problem.weight, problem.bias), k))
+        else:
+            values, classes = _topk(problem, k, workspace or largest_workspace(input.device))
     return values.reshape(*input.shape[:-1], k), classes.reshape(*input.shape[:-1], k)
 
 
@@ -57,11 +62,17 @@ def _topk(problem: Problem, k: int, workspace: int) -> tuple[Tensor, Tensor]:
             where += classes.start
             if best is not None:  # The classes found before are lower, so they stay first among equals.
                 found, where = torch.cat([best[0], found], 1), torch.cat([best[1], where], 1)
-            found, order = found.sort(dim=1, descending=True, stable=True)
-            best = found[:, :k], where.gather(1, order)[:, :k]
+            found, where = _ordered(found, where)
+            best = found[:, :k], where[:, :k]
         assert best is not None
         values[rows], indices[rows] = best
     return values, indices
+
+
+def _ordered(values: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and their classes, largest first; equal ones keep their order."""
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values, classes.gather(1, order)
 
 
 def _topk_of_tile(z: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,18 @@
 r"""The cache of a whole sequence as a banded matrix product.
 
 Position t attends to the n positions before it, which is a band below the diagonal of :math:`H H^\top`. The band is
-computed in tiles. Of each row and θ only two numbers are kept: the running log-sum-exp over all of the row's entries,
-and over the entries that hold the row's target:
+computed in tiles. Of each row and θ only two pairs are kept, the largest score m and the sum s: over all of the row's
+entries, and over the entries that hold the row's target y:
 
 .. math::
-    \log p_c(y_t \mid h_t) = \log \sum_{i:\, y_i = y_t} e^{\theta h_t^\top h_i} - \log \sum_i e^{\theta h_t^\top h_i},
-    \qquad t - n \le i < t
+    m = \max_i h_t^\top h_i, \qquad s = \sum_i e^{\theta (h_t^\top h_i - m)}, \qquad
+    \log p_c(y_t \mid h_t) = \theta (m_y - m) + \log s_y - \log s, \qquad t - n \le i < t
+
+Scores are multiplied by θ only after m is subtracted, so no θ can overflow.
 
 Windows of several sizes :math:`n_1 < n_2 < \dots` are nested. So the band is cut into rings of lags :math:`(n_{l-1},
-n_l]`, whose sums add up: a sweep over sizes costs as much as its largest size, and a sweep over θ needs no further
-products.
+n_l]`, which are taken in one after the other: a sweep over sizes costs as much as its largest size, and a sweep over θ
+needs no further products.
 
 On a GPU, a kernel computes the band of one θ and one size in half precision (:mod:`hebbian_softmax.memory.gpu`).
 """
@@ -29,18 +31,37 @@ from hebbian_softmax.memory.history import Timeline
 Kernel = Callable[[Timeline, float, int, int], Tensor]
 """A function that returns log p_c of a timeline's targets, (B, T), for one θ and one size within a workspace."""
 
+_KERNEL_THETAS = 1e-30, 2500.0
+"""The θ for which the kernel works: with them θ h·h stays in the range of float32 (``checks.check_activations``)."""
 
-class RunningLogSumExp:
-    """The running log Σ exp(θ s) over the last dimension of scores s that come in tiles, for several θ."""
+
+class RunningSums:
+    """The largest score m and Σ exp(θ (s - m)) over the last dimension of scores s that come in tiles, for several θ.
+
+    Where there are no scores, the sum is 0 and m is the lowest number, with which no difference is NaN.
+    """
 
     def __init__(self, rows: Sequence[int], thetas: Sequence[float], like: Tensor) -> None:
         self.thetas = thetas
-        self.value = like.new_full((len(thetas), *rows), -torch.inf)
+        self.largest = like.new_full(tuple(rows), torch.finfo(like.dtype).min)
+        self.sums = like.new_zeros(len(thetas), *rows)
 
     def add(self, scores: Tensor) -> None:
-        """Take in a tile of scores; a row whose scores are all -inf stays at -inf."""
-        for value, theta in zip(self.value, self.thetas, strict=True):
-            torch.logaddexp(value, (scores * theta).logsumexp(-1), out=value)
+        """Take in a tile of scores; those of -inf do not count."""
+        largest = torch.maximum(self.largest, scores.amax(-1))
+        change, below = self.largest - largest, scores - largest.unsqueeze(-1)
+        for total, theta in zip(self.sums, self.thetas, strict=True):
+            total.mul_((change * theta).exp_()).add_((below * theta).exp_().sum(-1))
+        self.largest = largest
+
+    def log_share_in(self, every: RunningSums) -> Tensor:
+        """Return the log of this part of the sums of ``every``, (len(thetas), ...): -inf without scores.
+
+        It is NaN where ``every`` has no scores either. Where there are scores it is finite, however large θ is.
+        """
+        thetas = self.sums.new_tensor(self.thetas).reshape(-1, *[1] * self.largest.dim())
+        below = (thetas * (self.largest - every.largest)).clamp_(min=torch.finfo(thetas.dtype).min)
+        return (below + (self.sums.log() - every.sums.log())).clamp_(max=0)
 
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
@@ -61,9 +82,9 @@ def banded_log_prob(
 ) -> Tensor:
     """Return log p_c of the targets, (len(thetas), len(sizes), B, T): -inf where not in the window, NaN without one.
 
-    ``kernel`` computes it where there is one θ and one size.
+    ``kernel`` computes it where there is one θ, of a usual size, and one window.
     """
-    if kernel is not None and len(thetas) == len(sizes) == 1:
+    if kernel is not None and len(thetas) == len(sizes) == 1 and _KERNEL_THETAS[0] <= thetas[0] <= _KERNEL_THETAS[1]:
         return kernel(timeline, thetas[0], sizes[0], workspace)[None, None]
     whole = timeline.keys(timeline.start, timeline.end)
     streams, length, _ = whole.shape
@@ -102,12 +123,10 @@ def _block(
     """Return log p_c of the queries first … last - 1, (len(thetas), len(sizes), B, last - first)."""
     queries, targets = timeline.keys(first, last), timeline.labels(first, last)
     rows = queries.shape[0], last - first
-    every = like.new_full((len(thetas), *rows), -torch.inf)
-    match = every.clone()
+    every, match = RunningSums(rows, thetas, like), RunningSums(rows, thetas, like)
     found = []
     near = 0
     for far in sizes:
-        ring = RunningLogSumExp(rows, thetas, like), RunningLogSumExp(rows, thetas, like)
         end = max(0, last - 1 - near)  # One past the newest key that any of the queries reaches.
         for low in range(max(0, first - far), end, columns):
             high = min(low + columns, end)
@@ -116,10 +135,9 @@ def _block(
                 t = torch.arange(first, last, device=scores.device).unsqueeze(1)
                 lag = t - torch.arange(low, high, device=scores.device)
                 scores.masked_fill_((lag <= near) | (lag > far), -torch.inf)
-            ring[0].add(scores)
+            every.add(scores)
             other = targets.unsqueeze(2) != timeline.labels(low, high).unsqueeze(1)
-            ring[1].add(scores.masked_fill_(other, -torch.inf))
-        every, match = torch.logaddexp(every, ring[0].value), torch.logaddexp(match, ring[1].value)
-        found.append((match - every).clamp_max(0))  # Without a window it is -inf - -inf = NaN.
+            match.add(scores.masked_fill_(other, -torch.inf))
+        found.append(match.log_share_in(every))
         near = far
     return torch.stack(found, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.banded import RunningLogSumExp, banded_log_prob, kernel_for, scores_of, tile_shape
+from hebbian_softmax.memory.banded import RunningSums, banded_log_prob, kernel_for, scores_of, tile_shape
 from hebbian_softmax.memory.history import Memory, Timeline
 
 
@@ -29,7 +29,8 @@ class NeuralCache(Memory):
 
     Args:
         size: n, the number of entries that each stream keeps.
-        theta: θ, the inverse temperature, above 0.
+        theta: θ, the inverse temperature, above 0 and within the range of float32. The larger it is, the more of the
+            distribution goes to the entries with the largest inner product, and it may go there entirely.
 
     >>> cache = NeuralCache(size=2000, theta=0.3)
     >>> h, targets = torch.randn(5, 8), torch.tensor([3, 1, 3, 3, 7])
@@ -57,13 +58,13 @@ class NeuralCache(Memory):
         rows, columns = tile_shape(streams, self.size, None, checks.check_workspace(workspace, h.device))
         for queries, wanted in zip(streams.split(rows, 1), labels.split(rows, 1), strict=True):
             like = queries.new_empty(0, dtype=wide(h.dtype))
-            every, match = (RunningLogSumExp(wanted.shape, [self.theta], like) for _ in range(2))
+            every, match = (RunningSums(wanted.shape, [self.theta], like) for _ in range(2))
             for near, classes in zip(keys.split(columns, 1), stored.split(columns, 1), strict=True):
                 if near.shape[1]:
                     scores = scores_of(queries, near)
                     every.add(scores)
                     match.add(scores.masked_fill_(wanted.unsqueeze(2) != classes.unsqueeze(1), -torch.inf))
-            parts.append((match.value - every.value)[0].clamp_max(0))
+            parts.append(match.log_share_in(every)[0])
         return torch.cat(parts, 1).reshape(targets.shape)
 
     @checks.evaluating
@@ -80,7 +81,8 @@ class NeuralCache(Memory):
         rows, columns = tile_shape(streams, len(self), None, checks.check_workspace(None, h.device))
         rows = max(1, rows * columns // len(self))
         for queries, part in zip(streams.split(rows, 1), result.split(rows, 1), strict=True):
-            attention = scores_of(queries, keys).mul_(self.theta).softmax(-1)
+            scores = scores_of(queries, keys)
+            attention = scores.sub_(scores.amax(-1, keepdim=True)).mul_(self.theta).softmax(-1)
             part.scatter_add_(2, stored.unsqueeze(1).expand(attention.shape), attention)
         return result.reshape(*h.shape[:-1], num_classes)
 

@@ -31,10 +31,11 @@ def evaluating(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """Return ``value`` as a float; it must be a positive, finite number."""
+    """Return ``value`` as a float; it must be positive, and float32 must hold it with full precision."""
     number = check_number(name, value, 0)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    limits = torch.finfo(torch.float32)
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(f"{name} must be positive and finite in float32, from 1.2e-38 to 3.4e38, got {value!r}")
     return number
 
 
@@ -68,7 +69,7 @@ def check_activations(h: Any) -> Tensor:
         largest = float(torch.maximum(-low, high))
         if not math.isfinite(largest):
             raise ValueError(f"h must be finite, got {int((~h.isfinite()).sum())} values that are inf or NaN")
-        # The inverse temperature and differences need room, so only a ten-thousandth of the range is used.
+        # Differences, distances and the GPU's kernel need room, so only a ten-thousandth of the range is used.
         if largest * largest * h.shape[-1] > torch.finfo(wide(h.dtype)).max * 1e-4:
             raise ValueError(f"h must have finite inner products in {wide(h.dtype)}, got values up to {largest:g}")
     return h.detach().reshape((1,) * (3 - h.dim()) + tuple(h.shape))

@@ -100,7 +100,7 @@ class MbPA(Memory):
         for stream, low, near in self._adapted_to_window(streams, layer, room):
             high = low + near.queries.shape[0]
             result[stream, low:high] = self._target_log_prob(layer, near, labels[stream, low:high], room)
-        return result.reshape(targets.shape)
+        return self._finite(result).reshape(targets.shape)
 
     @checks.evaluating
     def probabilities(
@@ -116,7 +116,7 @@ class MbPA(Memory):
             rows = result[stream, low : low + near.queries.shape[0]]
             for part, tile, logits in self._logits(layer, near, room):
                 rows[part, tile.start : tile.stop] = logits
-        return result.softmax(-1).reshape(*h.shape[:-1], layer.classes)
+        return self._finite(result.softmax(-1)).reshape(*h.shape[:-1], layer.classes)
 
     @checks.evaluating
     def sequence_log_prob(
@@ -174,6 +174,7 @@ class MbPA(Memory):
                 else:
                     found = self._grid_log_prob(layer, nears, rates, wanted, room)
                 result[:, :, stream, first - timeline.start : last - timeline.start] = found
+        self._finite(result)
         self._history.append(streams, labels)
         result = result.reshape(*result.shape[:2], *targets.shape)
         if learning_rates is None:
@@ -201,6 +202,15 @@ class MbPA(Memory):
         checks.check_classes("the stored targets, with weight", self._history.window(streams)[1], weight.shape[0])
         dtype = wide(streams.dtype)
         return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+
+    def _finite(self, result: Tensor) -> Tensor:
+        """Return the result if it is no NaN, which a mixture would take for an empty memory."""
+        if bool(result.isnan().any()):
+            raise ValueError(
+                f"the logits of the adapted layer must be finite in {result.dtype}, but weight and bias hold NaN or "
+                f"inf, or learning_rate={self.learning_rate:g}, l2={self.l2:g}, steps={self.steps} make them overflow"
+            )
+        return result
 
     def _room(self, workspace: int | None, h: Tensor) -> int:
         """Return the workspace in bytes."""
@@ -247,8 +257,12 @@ class MbPA(Memory):
     def _weighted(
         self, queries: Tensor, keys: Tensor, labels: Tensor, normalisers: Tensor, distance: Tensor, indices: Tensor
     ) -> Neighbours:
-        """Return the neighbours with their weights w_k; the distance of a key that a query does not see is inf."""
-        kernel = (self.epsilon + distance).reciprocal()
+        """Return the neighbours with their weights w_k; the distance of a key that a query does not see is inf.
+
+        They are computed relative to that of the nearest key, so that no ε and no distance overflows.
+        """
+        least = distance.amin(1, keepdim=True) if distance.shape[1] else distance
+        kernel = (1 + (distance - least) / (self.epsilon + least)).reciprocal_().masked_fill_(distance == torch.inf, 0)
         total = kernel.sum(1, keepdim=True)
         return Neighbours(queries, keys, labels, normalisers, indices, kernel / torch.where(total == 0, 1, total))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ def mix_memories(model: Tensor, memories: Mapping[str, tuple[Tensor | None, floa
     >>> mix_memories(p.log(), {"cache": (p_c.log(), 0.1), "another": (p_c.log(), 0.1)}).exp()
     tensor([0.5800, 0.4000])
     """
+    if not isinstance(memories, Mapping) or not all(_is_pair(each) for each in memories.values()):
+        raise TypeError(f"memories must map names to pairs of log-probabilities and a weight, got {memories!r}")
     total = sum(check_number(f"{name}_weight", weight, 0, 1) for name, (_, weight) in memories.items())
     if total > 1 + 1e-12:
         names = " + ".join(f"{name}_weight" for name in memories)
@@ -66,6 +69,10 @@ def mix_memories(model: Tensor, memories: Mapping[str, tuple[Tensor | None, floa
     for term in terms:
         result = torch.logaddexp(result, term)
     return result
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
 
 
 def _check(name: str, value: Tensor, model: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The run folder's format, and what happens to it when things go wrong."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
 from tests.lab.base.test_files import file_size_limit, names
+from tests.lab.base.toy import die_in_write
+from tests.lab.processes import start
 
 
 @pytest.fixture
@@ -54,6 +58,29 @@ def test_a_full_disk_leaves_no_empty_run(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
+def create_and_die(folder: Path, write: int) -> int:
+    """Create a run, and kill this process when the `write`-th file or folder gets its name."""
+    die_in_write(write)
+    create_run(folder, "a", "c", {})
+    return 0
+
+
+@pytest.mark.parametrize("write", [1, 2])
+def test_a_process_killed_in_its_first_write_leaves_nothing_for_long(
+    tmp_path: Path, write: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = start(create_and_die, tmp_path, write)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    (left,) = names(tmp_path)
+    assert left.startswith(".")
+    with pytest.raises(LabError, match="no unfinished run"):
+        last_unfinished(tmp_path, "c")
+    run = create_run(tmp_path, "a", "c", {})
+    assert names(tmp_path) == {run.path.name}
+    assert capsys.readouterr().err == ""
+
+
 def test_a_folder_without_a_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="not a run folder"):
         open_run(tmp_path)
@@ -90,7 +117,10 @@ def test_a_name_too_long_is_one_clear_line(tmp_path: Path) -> None:
         open_run(tmp_path / ("x" * 300))
 
 
-@pytest.mark.parametrize("line", ['{"st', "[]", "7", '{"loss": 1}', '{"step": "2"}', '{"step": null}'])
+LINES = ['{"st', "[]", "7", '{"loss": 1}', '{"step": "2"}', '{"step": null}', '{"step": 2, "loss": []}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("line", [*LINES, '{"step": 2, "loss": 0.5, "checksum": "0123456789abcdef"}'])
 def test_a_line_of_the_log_that_is_no_record_is_named(run: Run, line: str) -> None:
     (run.path / "log.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(LabError, match="line 2"):
@@ -116,6 +146,26 @@ def test_a_torn_last_line_is_left_out_and_cut(run: Run, torn: bytes) -> None:
     run.cut_log(2)
     run.log({"step": 3})
     assert [record["step"] for record in run.records()] == [1, 2, 3]
+
+
+def test_a_finished_run_has_no_torn_line(run: Run) -> None:
+    """A line that was whole when the run was finished is damaged if it is not whole any more."""
+    for step in (1, 2):
+        run.log({"step": step, "loss": 0.125})
+    whole = (run.path / "log.jsonl").read_bytes()
+    run.save_result({})
+    refused = 0
+    for position in range(len(whole) // 2, len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 4
+        (run.path / "log.jsonl").write_bytes(changed)
+        try:
+            last = run.records()[1]
+        except LabError:
+            refused += 1
+        else:  # the name of the checksum has changed, so it is a value like any other
+            assert (last["step"], last["loss"]) == (2, 0.125)
+    assert refused >= len(whole) // 2 - len("checksum")
 
 
 def test_cutting_drops_the_records_after_the_step(run: Run) -> None:

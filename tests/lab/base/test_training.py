@@ -107,7 +107,7 @@ def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
     assert_same(outcome(run), through)
 
 
-@pytest.mark.parametrize("fatal_write", [0, 4], ids=["at any time", "inside a write"])
+@pytest.mark.parametrize("fatal_write", [0, 4, 5], ids=["at any time", "inside a write", "between two names"])
 def test_a_killed_run_ends_in_the_same_bits(
     tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], fatal_write: int
 ) -> None:
@@ -191,6 +191,18 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, eval
         train(Toy(bad_step=8), run, steps=20, evaluate_every=evaluate_every, checkpoint_seconds=0, quiet=True)
     assert_saved(run, 7)
     assert all(record["loss"] is not None for record in run.records())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_measurement_that_is_not_finite_stops_and_keeps_the_checkpoint(run: Run, value: float) -> None:
+    class Lost(Toy):
+        def evaluate(self) -> dict[str, float]:
+            return {"perplexity": value if self.steps_taken == 8 else 2.0}
+
+    with pytest.raises(LabError, match=rf"perplexity became {value} at or before step 8: .*step 7 is kept"):
+        train(Lost(), run, steps=20, evaluate_every=4, checkpoint_seconds=0, quiet=True)
+    assert_saved(run, 7)
+    assert [record["step"] for record in run.records()] == [4]
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])

@@ -50,17 +50,17 @@ class Toy:
 
 
 def die_in_write(number: int) -> None:
-    """Kill this process between writing the bytes of the `number`-th file and giving the file its name."""
-    replace, written = os.replace, 0
+    """Kill this process between writing the `number`-th file or folder and giving it its name."""
+    replace, rename, written = os.replace, os.rename, 0
 
     def replace_or_die(source: Any, target: Any) -> None:
         nonlocal written
         written += 1
         if written == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
+        (replace if os.path.isfile(source) else rename)(source, target)
 
-    os.replace = replace_or_die
+    os.replace = os.rename = replace_or_die
 
 
 def train_toy(folder: Path, steps: int, pause: float, fatal_write: int = 0) -> int:

@@ -60,6 +60,14 @@ def test_prepare_list_show(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "was prepared with other settings (train)" in capsys.readouterr().err
 
 
+def test_words_of_a_corpus_cannot_move_the_cursor(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "train").write_text("\x1b[2J\x1b]0;x\x07 \x9b5n " * 30 + "\n")
+    assert prepare_texts(root, "--name", "mine", "--quiet") == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert r"most frequent: \x1b[2J\x1b]0;x\x07 \x9b5n" in shown
+
+
 def test_a_changed_byte_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare_texts(root, "--name", "mine", "--quiet")
     path = root / "cache" / "corpora" / "mine" / "ids.bin"

@@ -1,6 +1,6 @@
 """A corpus folder is whole or absent, damage to it is found, and reading gives what was written."""
 
-import json
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus, corpora_root, open_corpus, write_corpus
 from hebbian_softmax.lab.data.registry import load_corpus
 from tests.lab.base.test_files import file_size_limit, names
+from tests.lab.editing import edited
 
 WORDS = ["the", "<eos>", "tab\tin it", "naïve"]
 
@@ -99,10 +100,53 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None
 def test_a_manifest_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     write(tmp_path / "toy")
     path = tmp_path / "toy" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    expected = "has corpus format 99" if "format" in change else r"manifest\.json is damaged"
-    with pytest.raises(LabError, match=expected):
+    with edited(path) as manifest:
+        manifest.update(change)
+    with pytest.raises(LabError, match="has corpus format 99" if "format" in change else r"manifest\.json is damaged"):
         open_corpus(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("by", [-1, 1, None])
+def test_splits_follow_each_other(tmp_path: Path, split: str, by: int | None, verify: bool) -> None:
+    """A test split that was moved onto the training text would give good scores."""
+    write(tmp_path / "toy")
+    with edited(tmp_path / "toy" / "manifest.json") as manifest:
+        span = manifest["splits"][split]
+        span["start"] = str(span["start"]) if by is None else span["start"] + by
+    with pytest.raises(LabError, match=r"manifest\.json is damaged .*split does not begin where"):
+        open_corpus(tmp_path / "toy", verify)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ""])
+def test_files_outside_the_folder_are_not_read(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "toy")
+    (tmp_path / "secret").write_bytes(b"x")
+    with edited(tmp_path / "toy" / "manifest.json") as manifest:
+        manifest["files"][name] = {"bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    with pytest.raises(LabError, match=r"is not a file in its folder"):
+        open_corpus(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("content", ["[]", "7", "{", "[" * 100_000, '{"format": 1}', '{"format": []}'])
+def test_a_manifest_of_another_kind_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    write(tmp_path / "toy")
+    (tmp_path / "toy" / "manifest.json").write_text(content)
+    with pytest.raises(LabError, match=r"prepare ") as caught:
+        open_corpus(tmp_path / "toy")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", ["name", "settings", "sources", "notes", "vocabulary", "splits", "arrays", "files"])
+@pytest.mark.parametrize("value", [None, 7.5, "text", [[]], {"a": {}}])
+def test_an_entry_of_another_kind_is_one_clear_line(tmp_path: Path, entry: str, value: object) -> None:
+    write(tmp_path / "toy")
+    with edited(tmp_path / "toy" / "manifest.json") as manifest:
+        manifest[entry] = value
+    if (entry, type(value)) not in (("name", str), ("settings", dict), ("notes", dict)):
+        with pytest.raises(LabError, match=r"manifest\.json is damaged .*prepare the corpus again"):
+            open_corpus(tmp_path / "toy")
 
 
 def test_no_corpus_at_all(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import builtins
 import errno
 import hashlib
 import io
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.data.download import download
+from hebbian_softmax.lab.data.download import RECORD, check_download, download
 from tests.lab.base.test_files import file_size_limit, names
 from tests.lab.data.serving import FileServer, serve
 
@@ -41,7 +42,7 @@ def fetch(server: FileServer, path: Path, *, sha256: str | None = SHA256, retrie
 
 def assert_whole(path: Path, content: bytes = CONTENT) -> None:
     assert path.read_bytes() == content
-    assert names(path.parent) == {path.name}
+    assert names(path.parent) - {RECORD} == {path.name}
 
 
 def leave_part(server: FileServer, path: Path, size: int) -> None:
@@ -65,6 +66,24 @@ def test_fetches_without_checksum_length_or_version(server: FileServer, path: Pa
     server.tells_length, server.etag = False, ""
     fetch(server, path, sha256=None)
     assert_whole(path)
+
+
+def test_without_a_checksum_that_of_the_first_download_counts(server: FileServer, path: Path) -> None:
+    fetch(server, path, sha256=None)
+    assert json.loads(path.with_name(RECORD).read_bytes())["sha256"] == {path.name: SHA256}
+    fetch(server, path, sha256=None)
+    path.write_bytes(b"x" + CONTENT[1:])
+    for check in (lambda: fetch(server, path, sha256=None), lambda: check_download(path)):
+        with pytest.raises(LabError, match=rf"expected {SHA256}: delete it, .*or take it out of checksums\.json"):
+            check()
+    path.unlink()
+    server.files[FILE] = b"a new edition"
+    fetch(server, path, sha256=None)
+    check_download(path)
+    for content in ("[]", '{"sha256": 7}', '{"sha256": {"a": 7}}', "[" * 100_000):
+        path.with_name(RECORD).write_text(content)
+        with pytest.raises(LabError, match=r"checksums\.json .*: delete it$"):
+            check_download(path)
 
 
 def test_a_right_file_is_left_alone(server: FileServer, path: Path) -> None:

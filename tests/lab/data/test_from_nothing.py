@@ -111,7 +111,7 @@ def test_a_refused_download_goes_on_where_it_stopped(
     server.statuses[address(12)] = [403]
     with pytest.raises(LabError, match=r"3 of 5 books are still to come: cannot download .*/pg12\.txt \(HTTP 403"):
         make(gutenberg())
-    assert names(tmp_path / "data" / "gutenberg") == {"10.txt", "11.txt"}
+    assert names(tmp_path / "data" / "gutenberg") == {"10.txt", "11.txt", "checksums.json"}
     assert names(tmp_path / "cache" / "corpora") == {".gutenberg.lock"}
     server.asked.clear()
     make(gutenberg(), quiet=False)
@@ -143,7 +143,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(
     process.join()
     have = part.stat().st_size
     assert 0 < have <= len(server.files[address(12)]) // 2
-    assert names(folder) == {"11.txt", "10.txt", "12.txt.part", "12.txt.part.json"}
+    assert names(folder) == {"11.txt", "10.txt", "12.txt.part", "12.txt.part.json", "checksums.json"}
     server.hanging.clear()
     server.asked.clear()
     server.ranges.clear()
@@ -154,7 +154,7 @@ def test_a_killed_download_goes_on_in_the_middle_of_a_book(
     assert server.ranges == [f"bytes={have}-", None, None]
     assert sorted(collected) == sorted(EVERY)
     assert all(path.read_bytes() == server.files[address(number)] for number, path in collected.items())
-    assert names(folder) == {f"{number}.txt" for number in EVERY}
+    assert names(folder) == {f"{number}.txt" for number in EVERY} | {"checksums.json"}
 
 
 def test_an_address_without_any_book(server: FileServer) -> None:
@@ -176,7 +176,7 @@ def test_a_web_page_is_no_book(server: FileServer, tmp_path: Path) -> None:
     server.files[address(10)] = b"\xef\xbb\xbf\r\n<!DOCTYPE html><p>Are you human?"
     with pytest.raises(LabError, match=r"/pg10\.txt is a web page, not a book"):
         make(gutenberg())
-    assert names(tmp_path / "data" / "gutenberg") == {"11.txt"}
+    assert names(tmp_path / "data" / "gutenberg") == {"11.txt", "checksums.json"}
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ import gzip
 import io
 import lzma
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data.corpus import SPLITS, Corpus
 from hebbian_softmax.lab.data.prepare import prepare
-from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, cut, plan
+from hebbian_softmax.lab.data.registry import load_corpus
+from hebbian_softmax.lab.data.texts import PART, TOKENS, Options, Piece, cut, plan
 from tests.lab.data.english import text_of, write, zipped
 
 TEXTS = {"train": "The cat sat. He\nran.\n\nThe cat ran.", "valid": "The dog ran.", "test": "He sat."}
@@ -83,10 +86,64 @@ def test_rare_words_are_unknown(places: dict[str, str]) -> None:
 def test_pieces_end_with_a_paragraph_or_line(by_lines: bool, expected: list[bytes]) -> None:
     """A piece of a long text without paragraphs ends with a line."""
     text = b"one two\nthree four\n\nfive\n \nsix seven eight\n\n" + b"no end\n" * 40 + b"the last"
-    firsts, parts = zip(*cut(io.BytesIO(text), by_lines, part=10), strict=True)
+    firsts, parts, ended = zip(*cut(io.BytesIO(text), Path("text"), by_lines, part=10), strict=True)
+    assert all(ended)
     assert list(parts[: len(expected)]) == expected
     assert b"".join(parts) == text
     assert list(firsts) == [1 + b"".join(parts[:number]).count(b"\n") for number in range(len(parts))]
+
+
+def test_a_line_longer_than_a_piece_may_be_is_cut_at_a_space(places: dict[str, str]) -> None:
+    """Corpora such as text8 are one line of a hundred megabytes. Its pieces have no sentence ends between them."""
+    text = b"head\n" + b"eins zwei drei " * 30 + b"\nlast"
+    pieces = list(cut(io.BytesIO(text), Path("text"), True, part=4))
+    assert b"".join(piece.content for piece in pieces) == text
+    assert max(len(piece.content) for piece in pieces) <= 2 * 64
+    assert [piece.first for piece in pieces] == [1 + text[:at].count(b"\n") for at in starts(pieces)]
+    assert not all(piece.ended for piece in pieces)
+    Path(places["train"]).write_bytes(text)
+    whole = texts_of(read(places, tokens="spaces", name="whole"))
+    assert texts_of(read(places, tokens="spaces", name="pieces", part=4)) == whole
+    with pytest.raises(LabError, match=r"text, line 2 has \d+ bytes without a space: it is no text; take it out"):
+        list(cut(io.BytesIO(b"a\n" + b"b" * 500), Path("text"), True, part=4))
+
+
+def starts(pieces: list[Piece]) -> list[int]:
+    """Return where the pieces begin in their text."""
+    return [sum(len(piece.content) for piece in pieces[:number]) for number in range(len(pieces))]
+
+
+def test_a_minimum_above_every_count_is_refused(places: dict[str, str]) -> None:
+    with pytest.raises(LabError, match=r"no word occurs 100 times in the training text, so all would become <unk>"):
+        read(places, minimum=100)
+    assert not list(Path(places["train"]).parent.glob("cache/corpora/texts*"))
+
+
+def test_names_that_are_not_utf8(places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such names are texts in which a byte is half of a surrogate pair."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    write(folder, {os.fsdecode(b"\xff.txt"): TEXTS["train"]})
+    (tmp_path / "texts.tar").write_bytes(tarred(folder))
+    command = ["data", "prepare", "texts", "--minimum", "1", "--processes", "1"]
+    for number, train in enumerate((folder, tmp_path / "texts.tar")):
+        given = [word for split, place in {**places, "train": train}.items() for word in (f"--{split}", str(place))]
+        assert main([*command, *given, "--name", f"mine-{number}"]) == 0
+        assert texts_of(load_corpus(f"mine-{number}")) == EXPECTED
+    assert load_corpus("mine-0").manifest["notes"]["places"]["train"] == str(folder)
+    write(folder, {os.fsdecode(b"\xff.txt"): b"\xff"})
+    given = [word for split, place in {**places, "train": folder}.items() for word in (f"--{split}", str(place))]
+    capsys.readouterr()
+    assert main([*command, *given]) == 1
+    assert r"caf\xe9/\xff.txt is not a text in UTF-8" in capsys.readouterr().err
+    assert main(["data", "show", str(folder)]) == 1
+    assert r"caf\xe9 is not a prepared corpus" in capsys.readouterr().err
+
+
+def tarred(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(folder, "texts")
+    return buffer.getvalue()
 
 
 def test_a_text_in_pieces_is_the_text(places: dict[str, str]) -> None:

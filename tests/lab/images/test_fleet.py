@@ -12,6 +12,7 @@ from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.fleet import Graphed, Runner, Store, Trial, next_trials, run_trials, start
 from hebbian_softmax.lab.images.learner import Learner, Method
+from tests.lab.editing import edited
 from tests.lab.images.toys import toy_set
 
 DATA = toy_set(40)
@@ -63,8 +64,18 @@ def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="cannot write"):
         Store(tmp_path / "trials" / "a-seed0.json")
     (tmp_path / "trials" / "a-seed0.json").write_bytes(b"{")
-    with pytest.raises(LabError, match="cannot be used"):
+    with pytest.raises(LabError, match=r"cannot be read .*delete it"):
         store.load(Trial("a", PLAIN, 0, 25))
+
+
+@pytest.mark.parametrize("change", [{"classes": 7}, {"classes": ["x"]}, {"classes": []}, {"start": None}])
+def test_a_stored_trial_of_the_wrong_kind_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    store, trial = Store(tmp_path / "trials"), Trial("a", PLAIN, 0, 25)
+    store.save(trial, History(30, [0.5], [30]), 1.0, "cpu")
+    with edited(tmp_path / "trials" / "a-seed0.json") as record:
+        record.update(change)
+    with pytest.raises(LabError, match=r"cannot be used .*delete it"):
+        store.load(trial)
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ from hebbian_softmax.lab.images.reproduce import (
     plain_settings,
 )
 from hebbian_softmax.lab.images.tables import tabulate_milestones
+from tests.lab.editing import edited
 from tests.lab.images import toys  # which offers `reproduce toy`
 from tests.lab.test_cli import call, error_line, new_run
 
@@ -34,9 +35,8 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (run,) = tmp_path.iterdir()
     assert f"reproduce toy --resume {run}" in message
     assert not (run / "result.json").exists()
-    config = json.loads((run / "config.json").read_bytes())
-    config["settings"]["budget"] = 0.0
-    (run / "config.json").write_text(json.dumps(config))
+    with edited(run / "config.json") as config:
+        config["settings"]["budget"] = 0.0
 
     stored = {path: path.stat().st_mtime_ns for path in run.glob("trials/*.json")}
     assert call("reproduce", toys.TOY.name, "--quiet", "--resume", run) == 0

@@ -38,6 +38,18 @@ def test_panels_with_labelled_axes_and_distinct_lines(drawn: list[Any]) -> None:
     assert [text.get_text() for text in left.get_legend().get_texts()] == [line.label for line in lines]
 
 
+@pytest.mark.parametrize("label", ["$\\frac{$", "_hidden", "\udcff\x1b[31m 你好", "long" * 60])
+def test_names_of_runs_are_shown_as_they_are(drawn: list[Any], label: str) -> None:
+    """Dollar signs would begin a formula, and a label that begins with _ would be left out of the legend."""
+    lines = [Line(label, [1, 2], [1, 2]), Line("other", [1, 2], [2, 1])]
+    assert line_figure([Panel(f"of {label[:9]}", lines, x_label="$x", y_label="y$$")])
+    first, second = drawn[0].axes[0].get_legend().get_texts()
+    assert second.get_text() == "other"
+    assert first.get_text() == label or len(label) > 48 or "\x1b" in label
+    assert first.get_text().isprintable()
+    assert len(first.get_text()) <= 49
+
+
 def test_no_two_styles_are_equal_without_colour() -> None:
     assert len({(dashes, marker) for _, dashes, marker in STYLES}) == len(STYLES)
 

@@ -1,18 +1,26 @@
 """The HTML page: one file, nothing fetched, nothing injected."""
 
 import base64
+import struct
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.runs import Run, create_run
+from hebbian_softmax.lab.base.runs import Run, create_run, open_run
 from hebbian_softmax.lab.report.page import render_page, write_page
 from hebbian_softmax.lab.report.result import Figure, Result, load_result, save_result
 from hebbian_softmax.lab.report.tables import Table
 
-PNG = b"\x89PNG\r\n not really"
+
+def part(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a part of a PNG file."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", b"not really") + part(b"IEND")
 EVIL = "<script>alert('&\"')</script>"
 
 
@@ -114,6 +122,25 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     assert checker.text.count(EVIL) >= 10
 
 
+def test_characters_that_no_page_may_hold_are_shown(tmp_path: Path) -> None:
+    text = "\udcff\x1b[31m\x00"
+    run = finished(tmp_path, text)
+    run.path.rename(tmp_path / text.replace("\x00", ""))
+    write_page([open_run(tmp_path / text.replace("\x00", ""))], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(character.isprintable() or character == "\n" for character in page)
+    assert r"summary \xff\x1b[31m\x00" in check(page).text
+
+
+def test_settings_that_are_on_or_off_are_yes_or_no(tmp_path: Path) -> None:
+    runs = [create_run(tmp_path, "demo", "compare demo", {"tied": tied, "seed": 1000}) for tied in (True, False)]
+    text = check(render_page(runs)).text
+    assert "True" not in text
+    assert "yes" in text
+    assert "tiedno" in text
+    assert "1000" in text
+
+
 def test_several_runs_start_with_what_differs(tmp_path: Path) -> None:
     checker = check(render_page([finished(tmp_path, seed=10**20 + 3), finished(tmp_path, seed=10**20 + 4)]))
     overview = checker.text[checker.text.index("The runs") : checker.text.index("table plain text")]
@@ -129,6 +156,15 @@ def test_an_unfinished_run_tells_how_far_it_is(tmp_path: Path) -> None:
     text = check(render_page([run])).text
     assert "the log ends at step 1,200" in text
     assert "0.25" in text
+
+
+def test_a_damaged_figure_is_said_to_be_damaged(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    for position in range(len(PNG)):
+        changed = bytearray(PNG)
+        changed[position] ^= 1
+        (run.path / "curve.png").write_bytes(changed)
+        assert "curve.png is damaged" in check(render_page([run])).text
 
 
 def test_a_missing_figure_does_not_break_the_page(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hebbian_softmax.lab.base.runs import Run, create_run
 from hebbian_softmax.lab.base.settings import integer, setting
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Result
+from tests.lab.editing import edited
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def test_another_command_or_form_is_refused(tmp_path: Path) -> None:
 
 def test_other_versions_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = create_run(tmp_path, "toy", "compare toy", {"steps": 10, "tied": True})
-    config = json.loads((run.path / "config.json").read_text())
-    (run.path / "config.json").write_text(json.dumps({**config, "versions": {"torch": "1.0"}}))
+    with edited(run.path / "config.json") as config:
+        config["versions"] = {"torch": "1.0"}
     assert execute("--resume", run.path) == 0
     assert "was started with other versions" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Tables for terminals and for Markdown pages."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -30,6 +31,25 @@ def test_markdown_whose_cells_cannot_break_the_table() -> None:
         "| plain | 12,345 | 0.1235 |",
         "| a longer name | – | 1 ± 2 |",
     ]
+
+
+def test_markdown_shows_the_signs_of_markdown_and_html() -> None:
+    table = Table("a*b", ["<unk>"], [["`_x_` $y$ [z](w) \\ &amp; ~~"]])
+    title, _, head, _, row = as_markdown(table).splitlines()
+    assert (title, head) == (r"**a\*b**", r"| \<unk> |")
+    assert row == r"| \`\_x\_\` \$y\$ \[z\](w) \\ \&amp; \~\~ |"
+
+
+def test_a_cell_cannot_move_the_cursor(terminal: Terminal) -> None:
+    table = Table("t\x1b[2J", ["c\x9b1m"], [["\x1b]0;title\x07\r\udcff"]])
+    drawn = re.sub(r"\x1b\[[0-9]*m", "", for_stream(table, terminal))  # without rich's own bold type
+    for text in (as_text(table), as_markdown(table), drawn):
+        assert all(character.isprintable() or character == "\n" for character in text)
+        assert "x1b]0;title" in text.replace("\\\\", "\\").replace("\\]", "]")
+
+
+def test_yes_and_no() -> None:
+    assert as_text(Table("t", ["a"], [[True], [False], [1]])) == "t\na\nyes\nno\n1"
 
 
 def test_a_row_of_another_length_is_refused() -> None:

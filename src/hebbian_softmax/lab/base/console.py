@@ -2,16 +2,55 @@
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
+# Characters that a terminal obeys instead of showing them, those that turn the direction of writing, and halves of
+# surrogate pairs, which stand for the bytes of a file name that is not UTF-8.
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, lines: bool = False) -> str:
+    r"""Write characters that a terminal would obey as escapes; with `lines`, line feeds stay.
+
+    Words of a corpus, names of files and messages of servers can contain any character.
+
+    >>> print(printable("\x1b[31mred\udcff\n"))
+    \x1b[31mred\xff\x0a
+    """
+    return _UNSHOWN.sub(lambda found: found[0] if lines and found[0] == "\n" else _escape(ord(found[0])), text)
+
+
+def _escape(number: int) -> str:
+    if 0xDC80 <= number <= 0xDCFF:
+        number -= 0xDC00  # a byte of a file name
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
 
 def say(text: str = "") -> None:
     """Print a line on standard error. If nobody reads it any more, the work still goes on."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print lines on standard output. Tables are drawn by `report.tables`, which takes care of their cells."""
+    print(printable(text, lines=True))
+
+
+def quoted(text: object) -> str:
+    """Quote a word for a shell, also one that cannot be printed as it is.
+
+    >>> quoted("my run"), quoted("it's\\n")
+    ("'my run'", "$'it\\\\'s\\\\x0a'")
+    """
+    word = str(text)
+    if printable(word) == word:
+        return shlex.quote(word)
+    return "$'" + printable(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 def open_missing_streams() -> None:
@@ -52,4 +91,4 @@ def _shorter(path: str) -> str:
         relative = os.path.relpath(path)
         relative = relative if os.path.dirname(relative) else os.path.join(os.curdir, relative)
         path = min(path, relative, key=len) if os.path.dirname(path) else relative
-    return shlex.quote(path)
+    return quoted(path)

@@ -15,7 +15,7 @@ class LabError(Exception):
 
 
 class DivergedError(LabError):
-    """A loss or a weight became infinite or nan during training."""
+    """A loss, a weight or a perplexity is infinite or nan."""
 
 
 class OutOfTimeError(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 
 try:
@@ -17,11 +18,12 @@ except ImportError:  # Windows has no advisory locks, so two processes in one fo
 TEMPORARY = ".writing-"
 
 
-def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
+def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object], *, old_name: Path | None = None) -> None:
     """Write bytes, or call `content(file)` to write them, so that a reader sees the old file or the new one.
 
     The data reach the disk before the name does, so this also holds after a power cut. If writing fails, the
     old file stays and nothing else is left; a killed process leaves a file that `remove_temporary` finds.
+    With `old_name` the old file is kept under that name. A process killed at that moment leaves no file at `path`.
     """
     try:
         if path.is_dir():
@@ -32,6 +34,8 @@ def write_atomic(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> 
                 file.write(content) if isinstance(content, bytes) else content(file)
                 file.flush()
                 os.fsync(file.fileno())
+            if old_name is not None:
+                os.replace(path, old_name)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -85,3 +89,15 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
             yield True
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_in_turn(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock of `locked`; say `busy` if another process must be waited for."""
+    with locked(path, wait=False) as free:
+        if free:
+            yield
+            return
+    say(f"{busy}: waiting for it")
+    with locked(path, wait=True):
+        yield

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
+from hebbian_softmax.lab.base.console import printable
 from hebbian_softmax.lab.base.extras import require
 
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a line of text now."""
         if self._display is not None:
-            self._display.console.print(f"{self.label}: {text}", soft_wrap=True)  # above the bars
+            self._display.console.print(printable(f"{self.label}: {text}"), soft_wrap=True)  # above the bars
         elif not self.quiet:
-            print(f"{self.label}: {text}", file=self.stream, flush=True)
+            print(printable(f"{self.label}: {text}"), file=self.stream, flush=True)
 
     def __enter__(self) -> "Progress":
         return self
@@ -132,7 +133,7 @@ class Progress:
             self._display.start()
             self._display.update(_draw(self.bars(rate), self._display.console.width), refresh=True)
         elif not self.quiet:
-            print(self.line(rate), file=self.stream, flush=True)
+            print(printable(self.line(rate)), file=self.stream, flush=True)
 
 
 class Forgiving:
@@ -180,13 +181,14 @@ def _draw(bars: Sequence[Bar], width: int) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    space = width - max(len(bar.title) for bar in bars) - 2
+    titles = [printable(bar.title) for bar in bars]
+    space = width - max(map(len, titles)) - 2
     with_bars = space - BAR_WIDTH >= LEAST_WORDS
     grid = Table.grid(padding=(0, 1))
-    for bar in bars:
+    for bar, title in zip(bars, titles, strict=True):
         drawn = [ProgressBar(total=bar.total, completed=bar.done, width=BAR_WIDTH)] if with_bars else []
-        words = shortened(", ".join(bar.words), space - BAR_WIDTH * with_bars)
-        grid.add_row(Text(bar.title), *drawn, Text(words, no_wrap=True, overflow="crop"))
+        words = shortened(printable(", ".join(bar.words)), space - BAR_WIDTH * with_bars)
+        grid.add_row(Text(title), *drawn, Text(words, no_wrap=True, overflow="crop"))
     return grid
 
 

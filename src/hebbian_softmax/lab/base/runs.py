@@ -1,8 +1,9 @@
 """The run folder: everything one run leaves behind, in one place, readable without this package.
 
 config.json     command, settings, versions, hardware, date; written once
-log.jsonl       one JSON object per line, each with its "step"
+log.jsonl       one JSON object per line, each with its "step" and a checksum
 checkpoint.pt   everything needed to go on; `torch.load(..., weights_only=True)` reads it
+checkpoint-previous.pt   the one before it, in case it is damaged
 result.json     the finished run's numbers, tables and sentences; its presence means "finished"
 *.png           figures
 page.html       all of it on one page
@@ -10,23 +11,34 @@ page.html       all of it on one page
 
 import contextlib
 import errno
-import json
-import math
+import io
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
-
-import torch
+from typing import Any
 
 from hebbian_softmax.lab.base import environment
+from hebbian_softmax.lab.base.checkpoints import is_whole, read_checkpoint, write_checkpoint
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
-from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
+from hebbian_softmax.lab.base.files import (
+    TEMPORARY,
+    cannot_write,
+    locked,
+    locked_in_turn,
+    remove_temporary,
+    sync_folder,
+    write_atomic,
+)
+from hebbian_softmax.lab.base.json_files import object_from_json, read_json, to_json, with_checksum, write_json
+from hebbian_softmax.lab.base.ranks import current_ranks
 
 FORMAT = 1
+UNNAMED = f"{TEMPORARY}run-"  # the beginning of the name of a run folder that has no config yet
 # The entries that every config has.
 CONFIG = {"command": str, "settings": dict, "versions": dict, "hardware": dict, "started": str}
 
@@ -48,6 +60,11 @@ class Run:
         settings: Mapping[str, Any] = self.config["settings"]
         return settings
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return (self.path / "result.json").exists()
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing to this run."""
@@ -60,7 +77,7 @@ class Run:
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one record, which names its step. It is on disk when this returns."""
         path = self.path / "log.jsonl"
-        line = (to_json(record) + "\n").encode()
+        line = (to_json(with_checksum(record)) + "\n").encode()
         try:
             with open(path, "ab", buffering=0) as file:
                 before = file.tell()
@@ -86,42 +103,62 @@ class Run:
             write_atomic(path, kept)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint. The old one stays until the new one is whole."""
-
-        def write(file: IO[bytes]) -> None:
-            try:
-                torch.save(dict(state), file)
-            except RuntimeError as error:
-                # torch reports a failed write as an error of its own; the system's error names the reason.
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from error
-                raise
-
-        write_atomic(self.path / "checkpoint.pt", write)
+        """Replace the checkpoint, and keep the one before it. The old ones stay until the new one is whole."""
+        newest, previous = self._checkpoints()
+        # A damaged checkpoint must not take the place of a good one.
+        old_name = previous if is_whole(newest) else None
+        write_atomic(newest, partial(write_checkpoint, state), old_name=old_name)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """Return the checkpoint on the CPU, or None if there is none yet."""
-        path = self.path / "checkpoint.pt"
-        if not path.exists():
+        """Return the newest checkpoint on the CPU, or None if there is none yet.
+
+        If it is damaged, a run that is not finished goes on from the one before it, with a note.
+        """
+        newest, previous = self._checkpoints()
+        if not newest.exists() and not previous.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(state, dict):
-                raise TypeError(f"a {type(state).__name__} where a dict is expected")
+            return read_checkpoint(newest)
         except Exception as error:  # damaged bytes raise many types of error inside torch and pickle
+            why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({reason(error)})"
+            what, cause = f"{newest} {why}", error
+        try:
+            state = read_checkpoint(previous) if previous.exists() else None
+        except Exception as error:
+            what += f", nor can {previous.name} ({reason(error)})"
+            state = None
+        if state is None:
+            again = "delete them" if previous.exists() else "delete it"
+            again += " and result.json" if self.finished else ""
             raise LabError(
-                f"{path} cannot be read ({reason(error)}): delete it and resume again to start this run over"
-            ) from error
+                f"{what}: put a copy of it back if you have one, or {again} and resume again to start this run over"
+            ) from cause
+        if self.finished:
+            raise LabError(
+                f"{what}, and {previous.name} beside it is not of the end of the run: "
+                "delete result.json and resume the run, which then goes on from there"
+            ) from cause
+        if current_ranks().first:
+            say(f"note: {what}: going on from {previous.name}, which is of step {state.get('step')}")
         return state
+
+    def drop_checkpoints(self) -> None:
+        """Delete the weights."""
+        for path in self._checkpoints():
+            path.unlink(missing_ok=True)
+
+    def _checkpoints(self) -> tuple[Path, Path]:
+        """Return the paths of the newest checkpoint and of the one before it."""
+        return self.path / "checkpoint.pt", self.path / "checkpoint-previous.pt"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`, which marks the run as finished."""
-        write_atomic(self.path / "result.json", (to_json(result, indent=2) + "\n").encode())
+        write_json(self.path / "result.json", result)
 
     def result(self) -> dict[str, Any] | None:
         """Return the content of `result.json`, or None if the run is not finished."""
         path = self.path / "result.json"
-        return _read_json(path, "delete it and resume the run to make it again") if path.exists() else None
+        return read_json(path, "delete it and resume the run to make it again") if path.exists() else None
 
     def remove_if_unused(self) -> None:
         """Remove the folder of a run that failed before it did anything, as there is nothing to resume."""
@@ -130,24 +167,26 @@ class Run:
             self.path.rmdir()
 
     def _log_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Yield the lines of the log with their records."""
+        """Yield the lines of the log with their records. Only a run that is not finished may lack the end of a line."""
         path = self.path / "log.jsonl"
         try:
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            lines = io.BytesIO(path.read_bytes()).readlines() if path.exists() else []
         except OSError as error:
             raise LabError(f"{path} cannot be read ({reason(error)})") from error
         for number, line in enumerate(lines, start=1):
             try:
                 if not line.endswith(b"\n"):
-                    raise ValueError("unfinished line")
-                record = json.loads(line)
-                if not isinstance(record, dict) or type(record.get("step")) is not int:
-                    raise ValueError("not a record with a step")
+                    raise ValueError("it does not end")
+                record = object_from_json(line)
+                if type(record.get("step")) is not int:
+                    raise ValueError("it has no step")
+                if not all(value is None or isinstance(value, str | int | float) for value in record.values()):
+                    raise ValueError("a value is neither text nor a number")
                 yield line, record
             except ValueError as error:
-                if number == len(lines):
+                if number == len(lines) and not line.endswith(b"\n") and not self.finished:
                     return
-                raise LabError(f"{path}, line {number} is damaged: remove that line") from error
+                raise LabError(f"{path}, line {number} is damaged ({reason(error)}): remove that line") from error
 
 
 def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,15 +203,36 @@ def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_run(folder: Path, name: str, command: str, settings: Mapping[str, Any]) -> Run:
-    """Create a run folder `folder/name-DATE-TIME` with its `config.json`."""
+    """Create a run folder `folder/name-DATE-TIME`, or one called `…-2` and so on if there is one already.
+
+    The folder gets its name once `config.json` is in it. A process that is killed before leaves a hidden folder, which
+    the next call removes.
+    """
     config = config_now(command, settings)
-    path = _new_folder(folder, f"{name}-{datetime.fromisoformat(config['started']):%Y%m%d-%H%M%S}")
+    path = folder / f"{name}-{datetime.fromisoformat(config['started']):%Y%m%d-%H%M%S}"
     try:
-        write_atomic(path / "config.json", (to_json(config, indent=2) + "\n").encode())
-    except LabError:
-        path.rmdir()
-        raise
-    return open_run(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked_in_turn(folder, f"{folder} is in use by another process"):
+            for left in folder.glob(f"{UNNAMED}*"):
+                shutil.rmtree(left)
+            unnamed = folder / f"{UNNAMED}{os.getpid()}"
+            try:
+                unnamed.mkdir()
+                write_json(unnamed / "config.json", config)
+                named, number = path, 1
+                while named.exists():
+                    number += 1
+                    named = path.with_name(f"{path.name}-{number}")
+                unnamed.rename(named)
+            except BaseException:
+                shutil.rmtree(unnamed, ignore_errors=True)
+                raise
+            sync_folder(folder)
+    except FileExistsError as error:
+        raise LabError(f"{folder} is a file: choose another folder with --runs") from error
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return open_run(named)
 
 
 def open_run(path: Path) -> Run:
@@ -182,7 +242,7 @@ def open_run(path: Path) -> Run:
             raise LabError(f"{path} is not a run folder: it has no config.json")
     except OSError as error:  # no permission, a name too long
         raise LabError(f"{path} cannot be read ({reason(error)})") from error
-    config = _read_json(path / "config.json", "put it back as it was, or start a new run")
+    config = read_json(path / "config.json", "put it back as it was, or start a new run")
     if config.get("format") != FORMAT:
         raise LabError(
             f"{path} has run format {config.get('format')!r}, this version reads {FORMAT}: "
@@ -201,10 +261,10 @@ def open_run(path: Path) -> Run:
 def last_unfinished(folder: Path, command: str) -> Run:
     """Return the newest unfinished run of `command` in `folder`. Damaged runs and runs in use are noted and skipped."""
     unfinished = []
-    for path in sorted(folder.glob("*/config.json")) if folder.is_dir() else ():
+    for path in sorted(folder.glob("[!.]*/config.json")) if folder.is_dir() else ():
         try:
             run = open_run(path.parent)
-            if run.command == command and not (run.path / "result.json").exists():
+            if run.command == command and not run.finished:
                 with run.held():
                     unfinished.append(run)
         except (LabError, OSError) as error:
@@ -214,46 +274,3 @@ def last_unfinished(folder: Path, command: str) -> Run:
             f"{folder} has no unfinished run of 'hebbian {command}' to go on with: start one without --resume"
         )
     return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON that any reader accepts: numbers that JSON does not have (nan, inf) become null."""
-
-    def clean(item: Any) -> Any:
-        if isinstance(item, float) and not math.isfinite(item):
-            return None
-        if isinstance(item, Mapping):
-            return {key: clean(inner) for key, inner in item.items()}
-        if isinstance(item, list | tuple):
-            return [clean(inner) for inner in item]
-        return item
-
-    return json.dumps(clean(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """Make a folder called `name`, or `name-2` and so on if there is one."""
-    path, number = parent / name, 1
-    while True:
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-            return path
-        except FileExistsError as error:
-            if not parent.is_dir():
-                raise LabError(f"{parent} is a file: choose another folder with --runs") from error
-            number += 1
-            path = parent / f"{name}-{number}"
-        except OSError as error:
-            raise cannot_write(path, error) from error
-
-
-def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Return the object in a JSON file; `advice` says what to do if it cannot be read."""
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
-    return value

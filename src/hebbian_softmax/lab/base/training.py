@@ -65,9 +65,9 @@ def train(
 
     A run that was stopped or killed and then resumed ends, on the CPU, in the same bits as one that was not.
     Ctrl-C and SIGTERM save a checkpoint and raise `Interrupted`. If the `deadline` (a value of `time.monotonic()`)
-    passes before the last step, a checkpoint is saved and `OutOfTimeError` is raised. A loss that is not finite
-    raises a `LabError` and leaves the last checkpoint in place. `show` makes the progress; `logged` is called with
-    each record of the log.
+    passes before the last step, a checkpoint is saved and `OutOfTimeError` is raised. A loss or a measurement that is
+    not finite raises a `LabError` and leaves the last checkpoint in place. `show` makes the progress; `logged` is
+    called with each record of the log.
 
     In a process group every rank calls this. The task makes their steps and losses equal; the first rank writes.
     """
@@ -88,8 +88,8 @@ def train(
             step += 1
 
             if step % evaluate_every == 0 or step == steps:
-                means = finite(losses, step, saved_step)
-                metrics = task.evaluate()
+                means = finite(losses.read(), step, saved_step)
+                metrics = finite(task.evaluate(), step, saved_step)
                 if ranks.first:
                     record = {"step": step, "seconds": time.monotonic() - clock, **means, **metrics}
                     run.log(record)
@@ -105,7 +105,7 @@ def train(
                 progress.due(),
             )
             if stop or late or save or step == steps:
-                finite(losses, step, saved_step)
+                finite(losses.read(), step, saved_step)
                 checkpoint = {
                     "step": step,
                     "seconds": (seconds := time.monotonic() - clock),
@@ -128,7 +128,7 @@ def train(
                 raise OutOfTimeError(f"the time was up after step {step}")
 
             if look:  # not at every step, since reading the losses waits for the device
-                progress.update(step, {**metrics, **finite(losses, step, saved_step)})
+                progress.update(step, {**metrics, **finite(losses.read(), step, saved_step)})
         progress.update(steps, metrics)
     return seconds
 
@@ -148,7 +148,7 @@ def resume(task: Task, run: Run) -> tuple[int, float, "RunningMeans"]:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LabError(
             f"the checkpoint of {run.path} does not fit ({reason(error)}): "
-            "go on with the version of hebbian-softmax that wrote it, or delete checkpoint.pt to start over"
+            "go on with the version of hebbian-softmax that wrote it, or delete its checkpoint files to start over"
         ) from error
 
 
@@ -161,13 +161,12 @@ def missing_records(run: Run, step: int, steps: int, evaluate_every: int) -> str
     return f"{len(lost)} steps from {lost[0]} to {lost[-1]}"
 
 
-def finite(losses: "RunningMeans", step: int, saved_step: int) -> dict[str, float]:
-    """Return the mean losses; raise an error if one of them is nan or infinite."""
-    means = losses.read()
-    for name, value in means.items():
+def finite(values: Mapping[str, float], step: int, saved_step: int) -> Mapping[str, float]:
+    """Return the losses or measurements of a step; raise an error if one of them is nan or infinite."""
+    for name, value in values.items():
         if not math.isfinite(value):
             raise diverged(name, value, step, saved_step)
-    return means
+    return values
 
 
 def diverged(name: str, value: float, step: int, saved_step: int) -> DivergedError:

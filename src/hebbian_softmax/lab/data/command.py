@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.console import say, show
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import format_bytes
 from hebbian_softmax.lab.base.settings import add_options, given_options, integer
@@ -94,26 +94,26 @@ def prepare_one(arguments: argparse.Namespace) -> int:
     )
     if not made:
         say(f"{corpus.name} was prepared before; delete {corpus.path} to make it again")
-    print(summary(corpus))
+    show(summary(corpus))
     return 0
 
 
 def show_all(arguments: argparse.Namespace) -> int:
     """Carry out `hebbian data list`."""
-    print("Corpora for hebbian data prepare:")
+    show("Corpora for hebbian data prepare:")
     for name, kind in CORPORA.items():
-        print(f"  {name:<14}{kind.help}")
-    print(f"\nPrepared, in {corpora_root()}:")
+        show(f"  {name:<14}{kind.help}")
+    show(f"\nPrepared, in {corpora_root()}:")
     for folder in prepared():
         try:
             corpus = open_corpus(folder)
         except LabError as error:
-            print(f"  {folder.name}: {error}")
+            show(f"  {folder.name}: {error}")
             continue
         tokens = " / ".join(f"{len(corpus.splits[split]):,}" for split in SPLITS)
-        print(f"  {folder.name:<24}{tokens} tokens, {len(corpus.words):,} words, {format_bytes(_size(folder))}")
+        show(f"  {folder.name:<24}{tokens} tokens, {len(corpus.words):,} words, {format_bytes(_size(folder))}")
     if not prepared():
-        print("  none yet")
+        show("  none yet")
     return 0
 
 
@@ -125,9 +125,9 @@ def show_one(arguments: argparse.Namespace) -> int:
     corpus = load_corpus(name, quiet=True)
     if arguments.verify:
         open_corpus(corpus.path, verify=True)
-    print(summary(corpus))
+    show(summary(corpus))
     if arguments.verify:
-        print("All files have their checksums.")
+        show("All files have their checksums.")
     return 0
 
 
@@ -145,7 +145,8 @@ def summary(corpus: Corpus, chunk: int = CHUNK) -> str:
         inside = corpus.counts[buckets == index]
         lines.append(f"    {bucket:<8}{len(inside):>10,} words, {inside.sum().item() / total:7.2%} of training tokens")
     lines.append("  most frequent: " + " ".join(corpus.words[:12]))
-    if missing := corpus.manifest["notes"].get(MISSING):
+    missing = corpus.manifest["notes"].get(MISSING)
+    if isinstance(missing, dict) and all(isinstance(numbers, list) for numbers in missing.values()):
         lines.append(f"  {name_missing(missing)}")
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ The folder gets its name once it is whole, so a folder with a manifest is comple
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import sys
@@ -24,12 +25,17 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, sync_folder
+from hebbian_softmax.lab.base.json_files import read_json, write_json
 from hebbian_softmax.lab.data.root import cache_root
 
 FORMAT = 1
 MANIFEST, IDS, VOCABULARY = "manifest.json", "ids.bin", "vocabulary.tsv"
 SPLITS = ("train", "valid", "test")
 EOS, UNK = "<eos>", "<unk>"
+# The entries that every manifest has, besides the format.
+ENTRIES = {"name": str, "settings": dict, "sources": list, "notes": dict, "vocabulary": int} | dict.fromkeys(
+    ("splits", "arrays", "files"), dict
+)
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
@@ -93,7 +99,7 @@ def write_corpus(
             lines = "".join(f"{word}\t{int(count)}\n" for word, count in zip(words, counts, strict=True))
             _write(temporary / VOCABULARY, [lines.encode()])
             manifest["files"] = {path.name: describe(path) for path in sorted(temporary.iterdir())}
-            _write(temporary / MANIFEST, [(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()])
+            write_json(temporary / MANIFEST, manifest)
             sync_folder(temporary)
             if folder.exists():  # is moved away first, since deleting takes a while
                 folder.replace(old)
@@ -119,15 +125,12 @@ def open_corpus(folder: Path, verify: bool = False) -> Corpus:
 
     Files of the wrong length and damaged vocabularies are always found; `verify` reads and checks every byte.
     """
+    manifest = _read_manifest(folder)
     with _damage(folder / MANIFEST):
-        manifest = _read_manifest(folder)
-        name, settings, files = str(manifest["name"]), dict(manifest["settings"]), dict(manifest["files"])
-        spans = {split: (int(span["start"]), int(span["tokens"])) for split, span in manifest["splits"].items()}
+        _check_manifest(manifest)
+        settings, files = manifest["settings"], manifest["files"]
+        spans = {split: (span["start"], span["tokens"]) for split, span in manifest["splits"].items()}
         dtypes = {array: DTYPES[dtype] for array, dtype in manifest["arrays"].items()}
-        if any({"name", "bytes", "sha256"} - set(source) for source in manifest["sources"]):
-            raise ValueError("it does not describe its sources")
-        if set(spans) != set(SPLITS) or {IDS, VOCABULARY} - set(files):
-            raise ValueError("it lacks a split or a file")
     for file, description in files.items():
         with _damage(path := folder / file):
             if (size := path.stat().st_size) != description["bytes"]:
@@ -140,11 +143,11 @@ def open_corpus(folder: Path, verify: bool = False) -> Corpus:
         counts = torch.tensor([int(count) for _, _, count in pairs], dtype=torch.int64)
     ids = _map(folder / IDS, torch.int32)
     with _damage(folder / MANIFEST):
-        if len(words) != manifest["vocabulary"] or sum(tokens for _, tokens in spans.values()) != len(ids):
+        if len(words) != manifest["vocabulary"] or sum(spans[SPLITS[-1]]) != len(ids):
             raise ValueError("its counts are not those of the files")
     identity = json.dumps([settings, files, spans], sort_keys=True)
     return Corpus(
-        name=name,
+        name=manifest["name"],
         path=folder,
         words=words,
         counts=counts,
@@ -216,12 +219,37 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise LabError(f"{folder} is not a folder: name a prepared corpus (see hebbian data list)")
     if not (folder / MANIFEST).exists():
         raise LabError(f"{folder} is not a prepared corpus: it has no {MANIFEST}; see hebbian data prepare --help")
-    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-    if manifest["format"] != FORMAT:
+    manifest = read_json(folder / MANIFEST, f"delete the folder {folder} and prepare the corpus again")
+    if manifest.get("format") != FORMAT:
         raise LabError(
-            f"{folder} has corpus format {manifest['format']!r}, this version reads {FORMAT}: prepare it again"
+            f"{folder} has corpus format {manifest.get('format')!r}, this version reads {FORMAT}: prepare it again"
         )
     return manifest
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise an error for a manifest that `write_corpus` cannot have written."""
+    for entry, kind in ENTRIES.items():
+        if not isinstance(manifest.get(entry), kind):
+            raise ValueError(f"{entry!r} is missing or of another type")
+    for source in (*manifest["sources"], *manifest["files"].values()):
+        if type(source["bytes"]) is not int or not isinstance(source["sha256"], str):
+            raise ValueError("it does not describe its sources and files by their length and checksum")
+    if not all(isinstance(source["name"], str) for source in manifest["sources"]):
+        raise ValueError("a source has no name")
+    for name in manifest["files"]:
+        if name != Path(name).name or name in ("", ".."):
+            raise ValueError(f"it names {name!r}, which is not a file in its folder")
+    if {IDS, VOCABULARY, *(f"{array}.bin" for array in manifest["arrays"])} - set(manifest["files"]):
+        raise ValueError("it lacks a file")
+    if set(manifest["splits"]) != set(SPLITS):
+        raise ValueError("it lacks a split")
+    end = 0
+    for split in SPLITS:
+        start, tokens = manifest["splits"][split]["start"], manifest["splits"][split]["tokens"]
+        if not (type(start) is type(tokens) is int and start == end and tokens > 0):
+            raise ValueError(f"the {split} split does not begin where the split before it ends, or is empty")
+        end = start + tokens
 
 
 @contextlib.contextmanager
@@ -229,7 +257,7 @@ def _damage(path: Path) -> Iterator[None]:
     """Turn the exceptions that a damaged file causes into an error that names the file."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         advice = f"delete the folder {path.parent} and prepare the corpus again"
         raise LabError(f"{path} is damaged ({reason(error)}): {advice}") from error
 
@@ -238,5 +266,7 @@ def _map(path: Path, dtype: torch.dtype) -> Tensor:
     """Map the array in a file: pages are read when they are used, and writing to the array does not reach the file."""
     if sys.byteorder != "little":
         raise LabError(f"{path} holds little-endian numbers: use a machine of that byte order")
-    length = path.stat().st_size // dtype.itemsize
-    return torch.from_file(str(path), shared=False, size=length, dtype=dtype) if length else torch.empty(0, dtype=dtype)
+    if path.stat().st_size < dtype.itemsize:
+        return torch.empty(0, dtype=dtype)
+    with _damage(path), open(path, "rb") as file:  # torch.from_file takes no name that is not UTF-8
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=dtype)

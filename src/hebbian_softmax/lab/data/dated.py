@@ -6,9 +6,8 @@ Tokens are NLTK's sentences and words in lower case, as in the paper's GigaWord.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import combinations
@@ -16,16 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.json_files import from_json
 from hebbian_softmax.lab.base.settings import REQUIRED, integer, setting
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
-from hebbian_softmax.lab.data.texts import OPENERS, cut, digest, opened
+from hebbian_softmax.lab.data.texts import Piece, cut, digest
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
+from hebbian_softmax.lab.data.unpack import LIMIT, OPENERS, opened, unpack_limit
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 REUTERS_FILE = "news/reuters-21578.jsonl"  # in the data root, packed or not
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
 SPAN = "FIRST..LAST"
+NEWLINE = b"\n"
 
 
 class Days(NamedTuple):
@@ -62,6 +64,7 @@ class Options:
     valid: Days = setting(Days(date(1987, 6, 18), date(1987, 6, 29)), "days of validation", parse_days, metavar=SPAN)
     test: Days = setting(Days(date(1987, 10, 19), date(1987, 10, 20)), "days of the test", parse_days, metavar=SPAN)
     minimum: int = setting(MINIMUM, "keep words that occur at least N times in training", integer(1))
+    unpack_limit: int = unpack_limit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ def plan(options: Options) -> Plan:
         partial(_at_hand, options),
         options.minimum,
         documents=True,
-        usual=options == Options(),
+        usual=replace(options, unpack_limit=LIMIT) == Options(),
     )
 
 
@@ -114,7 +117,7 @@ def _gather(options: Options, workshop: Workshop) -> None:
     workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     workshop.note(sources)
     (path,) = sources.values()
-    workshop.tokenise(_tokenise, ((options, str(path), *part) for part in _parts(path)), None)
+    workshop.tokenise(_tokenise, ((options, str(path), piece) for piece in _parts(path, options.unpack_limit)), None)
     for split, tokens in workshop.gathered.tokens.items():
         if not tokens:
             first, last = getattr(options, split)
@@ -131,22 +134,26 @@ def _at_hand(options: Options, root: Path) -> dict[str, Path]:
     return {path.name: path for path in [path for path in paths if path.exists()][:1]}
 
 
-def _parts(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file, about a megabyte at a time, with the number of the first line."""
-    with opened(path) as file:
-        yield from cut(file, by_lines=True)
+def _parts(path: Path, limit: int) -> Iterator[Piece]:
+    """Yield the lines of a file, about a megabyte at a time."""
+    with opened(path, limit) as file:
+        for piece in cut(file, path, by_lines=True):
+            if not piece.ended:
+                line = piece.first + piece.content.count(NEWLINE)
+                raise LabError(f"{path}, line {line:,} is too long for an article: take it out")
+            yield piece
 
 
-def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]]:
-    options, path, number, lines = part
+def _tokenise(part: tuple[Options, str, Piece]) -> list[tuple[str, Encoded]]:
+    options, path, piece = part
     articles = []
-    for offset, line in enumerate(lines.split(b"\n")):
+    for offset, line in enumerate(piece.content.split(NEWLINE)):
         if line.strip():
             try:
                 articles.append(_article(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LabError(
-                    f"{path}, line {number + offset} is not an article ({reason(error)}): "
+                    f"{path}, line {piece.first + offset} is not an article ({reason(error)}): "
                     "give each line a JSON object with date (as in 1987-02-26), text and perhaps title"
                 ) from error
     results = []
@@ -163,7 +170,7 @@ def _tokenise(part: tuple[Options, str, int, bytes]) -> list[tuple[str, Encoded]
 
 def _article(line: bytes) -> tuple[date, list[str]]:
     """Return an article's day, and its title and text, which are split into sentences separately."""
-    article = json.loads(line)
+    article = from_json(line)
     texts = [article.get("title") or "", article["text"]]
     # JSON can spell half a surrogate pair, which cannot be written to a file in UTF-8.
     texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]

@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import time
@@ -14,10 +13,13 @@ from typing import Any
 
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder, write_atomic
+from hebbian_softmax.lab.base.files import cannot_write, locked, sync_folder
+from hebbian_softmax.lab.base.json_files import object_from_json, read_json, write_json
 from hebbian_softmax.lab.base.progress import Progress, format_bytes
 
 CHUNK = 1 << 20
+RECORD = "checksums.json"
+AGAIN = "delete it, and it will be downloaded again"
 AGENT = f"hebbian-softmax/{__version__}"  # some servers, WikiText's among them, refuse Python's default name
 TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
@@ -32,7 +34,10 @@ def download(
     timeout: float = 30.0,
     quiet: bool = False,
 ) -> None:
-    """Fetch `url` to `path`. If `path` exists already, only its checksum is compared with `sha256`.
+    """Fetch `url` to `path`. If `path` exists already, only its checksum is compared.
+
+    The checksum must be `sha256`. If none is known, that of the first download is kept in `checksums.json` beside the
+    file, and `check_download` compares with it later.
 
     The bytes are collected in `path.part`, which is renamed once it is complete and has the right checksum, so `path`
     is whole or absent. A later call continues `path.part` if the server's file is still the same. A failed connection
@@ -44,7 +49,7 @@ def download(
         raise _failed(part, "it is not an http or https address")
     try:
         if path.exists():
-            _check(path, sha256, "delete it, and it will be downloaded again")
+            check_download(path, sha256)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent, wait=True):  # another process may be fetching the same file
@@ -57,11 +62,20 @@ def download(
                     raise
                 with open(part.path, "rb+") as file:  # the name comes after the bytes have reached the disk
                     os.fsync(file.fileno())
+                if sha256 is None:
+                    known = {**_recorded(path.parent), path.name: _digest(part.path)}
+                    write_json(path.with_name(RECORD), {"sha256": known})
                 part.path.replace(path)
                 part.remove()
                 sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def check_download(path: Path, sha256: str | None = None) -> None:
+    """Raise an error if a file does not have this checksum or, without one, that of its download, if it had any."""
+    own = f"delete it, and it will be downloaded again; or take it out of {RECORD} if you changed it on purpose"
+    _check(path, sha256 or _recorded(path.parent).get(path.name), AGAIN if sha256 else own)
 
 
 class _Part:
@@ -78,16 +92,16 @@ class _Part:
     def validator(self) -> str | None:
         """Return the ETag or date that the server's file had when these bytes came, for an If-Range header."""
         try:
-            note = json.loads(self.note.read_bytes())
-            return str(note["validator"]) if note["url"] == self.url and note["validator"] else None
-        except (OSError, ValueError, KeyError, TypeError):
+            note = object_from_json(self.note.read_bytes())
+        except (OSError, ValueError):
             return None
+        return str(note["validator"]) if note.get("url") == self.url and note.get("validator") else None
 
     def begin(self, headers: http.client.HTTPMessage) -> None:
         """Start from nothing, and note the version of the file that the server is about to send."""
         validator = next(iter(_validators(headers)), None)
         self.path.unlink(missing_ok=True)
-        write_atomic(self.note, json.dumps({"url": self.url, "validator": validator}).encode())
+        write_json(self.note, {"url": self.url, "validator": validator})
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -196,12 +210,24 @@ def _check_space(part: _Part, length: int) -> None:
 
 
 def _check(path: Path, sha256: str | None, advice: str) -> None:
-    if sha256 is None:
-        return
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256.lower():
+    if sha256 is not None and (found := _digest(path)) != sha256.lower():
         raise LabError(f"{path} has SHA-256 {found}, expected {sha256.lower()}: {advice}")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """Return the checksums of downloads in a folder, by the names of the files."""
+    path = folder / RECORD
+    if not path.exists():
+        return {}
+    known = read_json(path, "delete it").get("sha256")
+    if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
+        raise LabError(f"{path} does not hold checksums of downloads: delete it")
+    return known
 
 
 def _failed(part: _Part, reason: str) -> LabError:

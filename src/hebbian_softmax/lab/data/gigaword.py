@@ -8,11 +8,9 @@ The headline, the dateline and each paragraph of an article are split into sente
 are used ("story", "multi", "advis", "other"), since the paper leaves none out.
 """
 
-import gzip
 import hashlib
 import html
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -22,9 +20,9 @@ from pathlib import Path
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.settings import integer, setting
-from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import OPENERS
+from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
+from hebbian_softmax.lab.data.unpack import opened
 from hebbian_softmax.lab.data.vocabulary import Encoded
 from hebbian_softmax.lab.data.workers import in_order
 
@@ -32,6 +30,7 @@ SIZE = 250_000  # words of the vocabulary, including <unk> and <eos>
 FIRST, VALID, TEST, END = date(2000, 1, 1), date(2009, 12, 1), date(2010, 1, 1), date(2011, 1, 1)
 PERIODS = {"train": "2000 to November 2009", "valid": "December 2009", "test": "2010"}
 TOGETHER = 200  # articles tokenised at a time
+LONGEST = 1 << 24  # bytes of an article
 
 _NAME = re.compile(r"([a-z]+_eng)_(\d{4})(\d\d)(?:\.gz)?", re.IGNORECASE)
 _DOC = re.compile(rb'<DOC\s+id="([A-Za-z]+_ENG_(\d{4})(\d\d)(\d\d)\.\d+)"', re.IGNORECASE)
@@ -146,25 +145,28 @@ def _tokenise(part: tuple[Path, frozenset[str] | None]) -> list[tuple[str, Encod
 def read_articles(path: Path) -> Iterator[tuple[str, date, bytes]]:
     """Yield name, day and SGML of each article, with only one of them in memory."""
     try:
-        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
-            opened: tuple[str, date] | None = None
-            lines: list[bytes] = []
-            for number, line in enumerate(file, 1):
+        with opened(path) as file:
+            name: str | None = None
+            day, lines, size = date.min, list[bytes](), 0
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
                 if line.startswith(b"<DOC") and (match := _DOC.match(line)):
-                    if opened is not None:
-                        raise ValueError(f"line {number}: the article {opened[0]} does not end")
-                    opened = match[1].decode(), date(int(match[2]), int(match[3]), int(match[4]))
-                    lines = []
+                    if name is not None:
+                        raise ValueError(f"line {number}: the article {name} does not end")
+                    name, day = match[1].decode(), date(int(match[2]), int(match[3]), int(match[4]))
+                    lines, size = [], 0
                 elif line.startswith(b"<DOC"):
                     raise ValueError(f"line {number}: {line.strip()[:80]!r} names no article")
-                elif line.startswith(b"</DOC") and opened is not None:
-                    yield *opened, b"".join(lines)
-                    opened = None
-                else:
+                elif line.startswith(b"</DOC") and name is not None:
+                    yield name, day, b"".join(lines)
+                    name = None
+                elif name is not None:
                     lines.append(line)
-            if opened is not None:
-                raise ValueError(f"the article {opened[0]} does not end")
-    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
+                    size += len(line)
+                    if size > LONGEST:
+                        raise ValueError(f"line {number}: the article {name} has more than {LONGEST:,} bytes")
+            if name is not None:
+                raise ValueError(f"the article {name} does not end")
+    except ValueError as error:
         raise LabError(f"{path} is not a whole file of GigaWord v5 ({reason(error)}): copy it again") from error
 
 

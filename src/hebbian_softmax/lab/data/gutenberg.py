@@ -22,14 +22,16 @@ from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import digest, is_archive, read_texts
+from hebbian_softmax.lab.data.texts import digest
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
+from hebbian_softmax.lab.data.unpack import LIMIT, Source, is_archive, read_texts, unpack_limit
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MARKERS = (b"THIS PROJECT GUTENBERG EBOOK", b"THE PROJECT GUTENBERG EBOOK")  # the first is the paper's
 MINIMUM = 5  # occurrences in training that keep a word in the vocabulary
 MISSING = "books not there"  # the manifest's note that lists books which the mirror does not have
 MIRROR = "https://gutenberg.pglaf.org/cache/epub/{id}/pg{id}.txt"
+LONGEST = 1 << 27  # bytes of a book; the longest of Project Gutenberg have a tenth of it
 PAUSE = 1.0  # seconds between two books
 GONE = (404, 410)  # the HTTP statuses that say that a mirror does not have a book
 SUSPECT = 20  # the address is taken to be wrong when so many books are missing and none was found
@@ -68,6 +70,7 @@ class Options:
         parse_mirror,
         metavar="ADDRESS",
     )
+    unpack_limit: int = unpack_limit()
 
 
 def plan(options: Options, books: Splits = BOOKS) -> Plan:
@@ -92,6 +95,13 @@ def plan(options: Options, books: Splits = BOOKS) -> Plan:
 GUTENBERG = CorpusKind("gutenberg", "novels of Project Gutenberg: the paper's, or your own for training", Options, plan)
 
 
+def _read_book(path: Path, file: Source) -> bytes:
+    content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise LabError(f"{path} has more than {LONGEST:,} bytes, so it is no book: take it out")
+    return content
+
+
 def _at_hand(splits: Splits, root: Path) -> dict[str, Path]:
     """Return the files that books may come from, by their names in the folder: books, and archives of books."""
     folder = root / "gutenberg"
@@ -103,7 +113,7 @@ def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
     workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
     training = Path(options.books) if options.books else None
     folder, scratch = workshop.data_root / "gutenberg", workshop.gathered.folder
-    found, missing = collect(folder, splits, scratch, options.mirror, workshop.quiet)
+    found, missing = collect(folder, splits, scratch, options.mirror, workshop.quiet, options.unpack_limit)
     workshop.note(_at_hand(splits, workshop.data_root))
     if missing:
         workshop.notes[MISSING] = missing
@@ -111,8 +121,8 @@ def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
 
     def books() -> Iterator[tuple[str, str, bytes | Path, bool]]:
         if training is not None:
-            for name, content in read_texts(training):
-                yield "train", str(training / name), content, options.paper_exact
+            for name, file in read_texts(training, limit=options.unpack_limit):
+                yield "train", str(training / name), _read_book(training / name, file), options.paper_exact
         for split, number in ((split, number) for split, numbers in splits.items() for number in numbers):
             if number in found:
                 yield split, f"{number}.txt", found[number], options.paper_exact
@@ -136,8 +146,8 @@ def name_missing(missing: Mapping[str, Sequence[int]]) -> str:
 def _tokenise(book: tuple[str, str, bytes | Path, bool]) -> list[tuple[str, Encoded]]:
     split, name, content, paper_exact = book
     if isinstance(content, Path):
-        with readable(content):
-            content = content.read_bytes()
+        with readable(content), open(content, "rb") as file:
+            content = _read_book(content, file)
     text = extract_as_in_paper(content) if paper_exact else extract(content, name)
     return [(split, Encoded(tokeniser().tokens(text)))]
 
@@ -171,7 +181,7 @@ def extract_as_in_paper(content: bytes) -> str:
 
 
 def collect(
-    folder: Path, splits: Splits, scratch: Path, mirror: str, quiet: bool
+    folder: Path, splits: Splits, scratch: Path, mirror: str, quiet: bool, limit: int = LIMIT
 ) -> tuple[dict[int, Path], dict[str, list[int]]]:
     """Return a file for each book, and for each split the books that the mirror does not have.
 
@@ -182,7 +192,7 @@ def collect(
     wanted = [number for numbers in splits.values() for number in numbers]
     for archive in _archives(folder):
         if missing := {f"{number}.txt": number for number in wanted if number not in found}:
-            _unpack(archive, missing, scratch, found)
+            _unpack(archive, missing, scratch, found, limit)
     gone = _fetch([number for number in wanted if number not in found], folder, mirror, found, quiet)
     by_split = {split: [number for number in numbers if number in gone] for split, numbers in splits.items()}
     return found, {split: numbers for split, numbers in by_split.items() if numbers}
@@ -204,11 +214,11 @@ def _archives(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.stat().st_size, path.name))
 
 
-def _unpack(archive: Path, missing: Mapping[str, int], scratch: Path, found: dict[int, Path]) -> None:
-    for member, content in read_texts(archive, lambda member: Path(member).name in missing):
+def _unpack(archive: Path, missing: Mapping[str, int], scratch: Path, found: dict[int, Path], limit: int) -> None:
+    for member, file in read_texts(archive, lambda member: Path(member).name in missing, limit):
         path = scratch / Path(member).name
         if missing[path.name] not in found:
-            path.write_bytes(content)
+            path.write_bytes(_read_book(archive / member, file))
             found[missing[path.name]] = path
 
 

@@ -13,10 +13,20 @@ from typing import Any, Generic, TypeVar
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
-from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked
+from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked_in_turn
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import REQUIRED
-from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, corpora_root, describe, open_corpus, write_corpus
+from hebbian_softmax.lab.data.corpus import (
+    EOS,
+    MANIFEST,
+    UNK,
+    Corpus,
+    corpora_root,
+    describe,
+    open_corpus,
+    write_corpus,
+)
+from hebbian_softmax.lab.data.download import check_download
 from hebbian_softmax.lab.data.root import data_root as find_data_root
 from hebbian_softmax.lab.data.vocabulary import Encoded, Gathered
 from hebbian_softmax.lab.data.workers import cores, in_order
@@ -42,6 +52,7 @@ class Workshop:
         for name, path in sources.items():
             with readable(path):
                 modified = path.stat().st_mtime_ns
+                check_download(path)
                 self.sources.append({"name": name, **describe(path), "modified": modified})
 
     def tokenise(
@@ -153,6 +164,11 @@ def _make(folder: Path, plan: Plan, workshop: Workshop) -> Corpus:
             raise  # writing failed, not reading
         raise LabError(f"{error.filename} cannot be read ({reason(error)}): make it readable") from error
     vocabulary = gathered.choose(plan.minimum, plan.size)
+    if gathered.tokens["train"] and set(vocabulary.words) <= {EOS, UNK}:
+        raise LabError(
+            f"no word occurs {plan.minimum:,} times in the training text, so all would become {UNK}: "
+            "take a longer text, or a smaller --minimum where the command has it"
+        )
     plan.check(workshop, len(vocabulary.words))
     arrays = gathered.arrays() if plan.documents else {}
     if plan.documents and vocabulary.first_days.any():
@@ -203,12 +219,7 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f".{folder.name}.lock")
     lock.touch()
-    with locked(lock, wait=False) as free:
-        if free:
-            yield
-            return
-    say(f"{folder.name} is being prepared by another process: waiting for it")
-    with locked(lock, wait=True):
+    with locked_in_turn(lock, f"{folder.name} is being prepared by another process"):
         yield
 
 

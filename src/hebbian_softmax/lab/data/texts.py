@@ -4,26 +4,21 @@ Tokens are NLTK's sentences and words in lower case, as in the paper. For a text
 English, they are the strings between spaces, and a line is a sentence.
 """
 
-import contextlib
-import gzip
 import hashlib
 import io
-import lzma
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
-from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import REQUIRED, choice, integer, setting
 from hebbian_softmax.lab.data.corpus import EOS, SPLITS, describe
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
+from hebbian_softmax.lab.data.unpack import Source, is_archive, opened, read_texts, unpack_limit
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
@@ -31,10 +26,15 @@ PART = 1 << 20  # bytes tokenised at a time; more where no paragraph ends
 LONGEST = 16  # parts without the end of a paragraph, after which the end of a line ends a piece
 TOKENS = ("nltk", "spaces")
 
-TARS = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
-OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
-# Zip archives with a password or with an unknown compression raise RuntimeError.
-DAMAGES = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+
+class Piece(NamedTuple):
+    """Some lines of a text."""
+
+    first: int
+    """The number of the first line."""
+    content: bytes
+    ended: bool
+    """Whether the last line ends here. A very long line has several pieces."""
 
 
 def _place(split: str) -> Any:
@@ -56,6 +56,7 @@ class Options:
         "for texts that are tokenised already or not English",
         choice(*TOKENS),
     )
+    unpack_limit: int = unpack_limit()
 
 
 def plan(options: Options, part: int = PART) -> Plan:
@@ -77,7 +78,8 @@ def _identity(options: Options, split: str) -> str:
     with readable(place):
         if place.exists() and not (place.is_dir() or place.is_file()):
             raise LabError(f"{place} is a pipe or a device, and texts are read twice: name a file with --{split}")
-    if not any(content.decode(errors="replace").strip() for _, _, content in _pieces(place, by_lines=True)):
+    pieces = _pieces(place, options.unpack_limit, by_lines=True)
+    if not any(piece.content.decode(errors="replace").strip() for _, piece in pieces):
         raise LabError(f"{place} has no words: name a text, or a folder or archive of .txt files, with --{split}")
     return digest(place)
 
@@ -86,60 +88,80 @@ def _gather(options: Options, part: int, workshop: Workshop) -> None:
     workshop.notes["places"] = {split: str(Path(getattr(options, split)).absolute()) for split in SPLITS}
     if options.tokens == "nltk":
         workshop.notes["nltk"] = find_punkt(workshop.data_root, workshop.quiet)
+    by_lines = options.tokens == "spaces"
     pieces = (
         (split, options.tokens, *piece)
         for split in SPLITS
-        for piece in _pieces(Path(getattr(options, split)), by_lines=options.tokens == "spaces", part=part)
+        for piece in _pieces(Path(getattr(options, split)), options.unpack_limit, by_lines, part)
     )
     workshop.tokenise(_tokenise, pieces, None)
 
 
-def _pieces(place: Path, by_lines: bool, part: int = PART) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the texts of a place in pieces: the text's name, the number of the piece's first line, the piece."""
+def _pieces(place: Path, limit: int, by_lines: bool, part: int = PART) -> Iterator[tuple[str, Piece]]:
+    """Yield the texts of a place in pieces, each with the text's name."""
     if place.is_dir() or is_archive(place):
-        for name, content in read_texts(place):
-            yield from ((f"{place / name}", *piece) for piece in cut(io.BytesIO(content), by_lines, part))
+        for name, file in read_texts(place, limit=limit):
+            yield from ((str(place / name), piece) for piece in cut(file, place / name, by_lines, part))
         return
-    with opened(place) as file:
-        yield from ((str(place), *piece) for piece in cut(file, by_lines, part))
+    with opened(place, limit) as file:
+        yield from ((str(place), piece) for piece in cut(file, place, by_lines, part))
 
 
-def cut(file: IO[bytes], by_lines: bool, part: int = PART) -> Iterator[tuple[int, bytes]]:
-    """Yield a text in pieces of at least `part` bytes, each with the number of its first line.
+def cut(file: Source, path: Path, by_lines: bool, part: int = PART) -> Iterator[Piece]:
+    """Yield a text in pieces of at least `part` bytes. Errors name its `path`.
 
-    A piece ends with a paragraph, or with any line if lines are sentences.
+    A piece ends with a paragraph, or with any line if lines are sentences. A line that is longer than a piece may be
+    is cut at a space.
     """
+    longest = LONGEST * part
     lines: list[bytes] = []
-    first, size = 1, 0
-    for number, line in enumerate(file, 1):
+    first, number, size = 1, 1, 0
+    while line := file.readline(longest):
         lines.append(line)
         size += len(line)
-        if size >= part and (by_lines or not line.strip() or size >= LONGEST * part):
-            yield first, b"".join(lines)
-            lines, first, size = [], number + 1, 0
-    if lines:
-        yield first, b"".join(lines)
+        if line.endswith(b"\n"):
+            number += 1
+            if size >= part and (by_lines or not line.strip() or size >= longest):
+                yield Piece(first, b"".join(lines), True)
+                lines, first, size = [], number, 0
+        elif len(line) >= longest:
+            content = b"".join(lines)
+            end = content.rfind(b" ") + 1
+            if not end:
+                raise LabError(
+                    f"{path}, line {number:,} has {size:,} bytes without a space: it is no text; take it out"
+                )
+            yield Piece(first, content[:end], False)
+            lines, first, size = [content[end:]], number, len(content) - end
+    if size:
+        yield Piece(first, b"".join(lines), True)
 
 
-def _tokenise(piece: tuple[str, str, str, int, bytes]) -> list[tuple[str, Encoded]]:
-    split, tokens, name, first, content = piece
-    text = _decode(name, first, content)
-    return [(split, Encoded(tokeniser().tokens(text) if tokens == "nltk" else split_at_spaces(text)))]
+def _tokenise(part: tuple[str, str, str, Piece]) -> list[tuple[str, Encoded]]:
+    split, tokens, name, piece = part
+    text = _decode(name, piece)
+    if tokens == "nltk":
+        return [(split, Encoded(tokeniser().tokens(text)))]
+    return [(split, Encoded(split_at_spaces(text, piece.ended)))]
 
 
-def split_at_spaces(text: str) -> Iterator[str]:
-    """Yield the strings between spaces, and `<eos>` at the end of each line.
+def split_at_spaces(text: str, ended: bool = True) -> Iterator[str]:
+    """Yield the strings between spaces, and `<eos>` at the end of each line, except for a last line that has not ended.
 
     Lines end at line feeds alone: some texts, WikiText among them, have other separators inside a line.
 
     >>> list(split_at_spaces("ein Satz\\u2028 .\\nnoch einer"))
     ['ein', 'Satz', '.', '<eos>', 'noch', 'einer', '<eos>']
     """
-    return (token for line in io.StringIO(text, newline="\n") for token in (*line.split(), EOS))
+    for line in io.StringIO(text, newline="\n"):
+        yield from line.split()
+        if ended or line.endswith("\n"):
+            yield EOS
 
 
-def _decode(name: str, first: int, content: bytes) -> str:
+def _decode(name: str, piece: Piece) -> str:
     """Decode a piece. Errors name the line in the file, since the piece's own positions mean nothing to the user."""
+    first, content = piece.first, piece.content
     try:
         text = content.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -153,69 +175,16 @@ def _decode(name: str, first: int, content: bytes) -> str:
     raise LabError(f"{name} is not a text in UTF-8 (line {line:,}: {what}): convert it, or take it out")
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading; files that end with .xz or .gz are unpacked."""
-    try:
-        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
-            yield file
-    except (lzma.LZMAError, EOFError, zlib.error) as error:
-        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole file") from error
-
-
-def is_archive(place: Path) -> bool:
-    """Tell by the name whether a place is an archive."""
-    return place.name.endswith((*TARS, ".zip"))
-
-
-def read_texts(place: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of every wanted `.txt` file in a folder, sorted by path, or in an archive, in its order."""
-    try:
-        with readable(place):
-            if place.is_dir():
-                yield from _read_folder(place, wanted)
-            elif place.suffix == ".zip":
-                yield from _read_zip(place, wanted)
-            elif place.name.endswith(TARS):
-                yield from _read_tar(place, wanted)
-            else:
-                place.stat()  # a missing place has an error of its own
-                raise LabError(
-                    f"{place} is neither a folder nor an archive ({', '.join(TARS)}, .zip): name one of these"
-                )
-    except DAMAGES as error:
-        raise LabError(f"{place} cannot be read ({reason(error)}): replace it with a whole archive") from error
-
-
-def _read_folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(folder.rglob("*.txt")):
-        if path.is_file() and wanted(name := path.relative_to(folder).as_posix()):
-            with readable(path):
-                yield name, path.read_bytes()
-
-
-def _read_zip(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".txt") and wanted(name):
-                yield name, archive.read(name)
-
-
-def _read_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if member.isfile() and member.name.endswith(".txt") and wanted(member.name):
-                file = archive.extractfile(member)
-                assert file is not None
-                yield member.name, file.read()
-
-
 def digest(place: Path) -> str:
     """Return the checksum of a file, or of all texts in a folder and their names."""
     with readable(place):
         if not place.is_dir():
             return str(describe(place)["sha256"])
         total = hashlib.sha256()
-        for name, content in read_texts(place):
-            total.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode())
+        for name, file in read_texts(place):
+            own = hashlib.sha256()
+            while chunk := file.read(PART):
+                own.update(chunk)
+            # Names that are not UTF-8 count with the bytes that they have on the disk.
+            total.update(f"{name}\n{own.hexdigest()}\n".encode(errors="surrogateescape"))
         return total.hexdigest()

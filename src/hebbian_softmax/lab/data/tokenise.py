@@ -24,7 +24,7 @@ from typing import Any
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.data.corpus import EOS
-from hebbian_softmax.lab.data.download import download
+from hebbian_softmax.lab.data.download import check_download, download
 
 PUNKT = "tokenizers/punkt_tab"  # NLTK's sentence model, in NLTK's data folder
 PUNKT_ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/tokenizers/punkt_tab.zip"
@@ -54,8 +54,10 @@ def find_punkt(data_root: Path, quiet: bool = False) -> str:
     folder = data_root / "nltk_data"
     if str(folder) not in nltk.data.path:
         nltk.data.path.append(str(folder))
+    archive = folder / f"{PUNKT}.zip"  # NLTK reads the archive without unpacking
+    if archive.exists():
+        check_download(archive)
     if not _has_model():
-        archive = folder / f"{PUNKT}.zip"  # NLTK reads the archive without unpacking
         download(PUNKT_ADDRESS, archive, quiet=quiet)
         if not _has_model():
             raise LabError(

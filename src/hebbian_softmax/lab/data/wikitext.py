@@ -18,7 +18,8 @@ from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.data.corpus import SPLITS
 from hebbian_softmax.lab.data.download import download
 from hebbian_softmax.lab.data.prepare import CorpusKind, NoOptions, Plan, Workshop, readable
-from hebbian_softmax.lab.data.texts import split_at_spaces
+from hebbian_softmax.lab.data.texts import cut, split_at_spaces
+from hebbian_softmax.lab.data.unpack import LIMIT, Allowance, Bounded
 from hebbian_softmax.lab.data.vocabulary import Encoded
 
 ADDRESS = "https://wikitext.smerity.com/"  # the site of the corpus's author
@@ -32,6 +33,7 @@ class Official:
     name: str
     tokens: tuple[int, int, int]  # of train, valid and test, one `<eos>` a line included
     words: int  # different words, `<eos>` included
+    sha256: str | None = None  # of the archive
 
 
 def plan(official: Official) -> Plan:
@@ -47,11 +49,21 @@ def _kind(help: str, official: Official) -> CorpusKind[NoOptions]:
 
 WIKITEXT_2 = _kind(
     "2 million words of Wikipedia; a vocabulary of 33,278",
-    Official("wikitext-2", (2_088_628, 217_646, 245_569), 33_278),
+    Official(
+        "wikitext-2",
+        (2_088_628, 217_646, 245_569),
+        33_278,
+        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    ),
 )
 WIKITEXT_103 = _kind(
     "103 million words of Wikipedia: the paper's; a vocabulary of 267,735",
-    Official("wikitext-103", (103_227_021, 217_646, 245_569), 267_735),
+    Official(
+        "wikitext-103",
+        (103_227_021, 217_646, 245_569),
+        267_735,
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    ),
 )
 
 
@@ -60,7 +72,7 @@ def _gather(official: Official, workshop: Workshop) -> None:
     if len(places) < len(SPLITS):
         archive = workshop.data_root / official.name / f"{official.name}-v1.zip"
         try:
-            download(ADDRESS + archive.name, archive, quiet=workshop.quiet)
+            download(ADDRESS + archive.name, archive, sha256=official.sha256, quiet=workshop.quiet)
         except LabError as error:
             if not places:
                 raise
@@ -97,9 +109,16 @@ def _parts(official: Official, split: str, path: Path) -> Iterator[bytes]:
     advice = f"replace it with {ADDRESS}{official.name}-v1.zip, or delete it and it will be downloaded"
     try:
         with readable(path, advice), _open(official, split, path) as file:
-            while lines := file.readlines(PART):
-                yield b"".join(lines)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, KeyError) as error:
+            for piece in cut(Bounded(file, Allowance(path, LIMIT)), path, by_lines=True, part=PART):
+                yield piece.content
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        NotImplementedError,
+        KeyError,
+    ) as error:
         raise LabError(f"{path} cannot be read ({reason(error)}): {advice}") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Bar, Progress
@@ -120,7 +121,7 @@ def suggest(name: str, settings: CurriculumSettings) -> list[str]:
         (replace(settings, softmax="active"), "only classes that have come compete: plain softmax likes that"),
     ]
     commands = [
-        f"{' '.join([f'hebbian compare {name}', *as_options(varied)])}  # {remark}"
+        f"{' '.join([f'hebbian compare {name}', *map(quoted, as_options(varied))])}  # {remark}"
         for varied, remark in variations
         if varied != settings
     ]

@@ -78,6 +78,15 @@ class History:
         checks = min(step // CHECK_EVERY, len(self.classes))
         return self.classes[checks - 1] if checks else self.start
 
+    def check(self) -> None:
+        """Raise a TypeError or a ValueError if this is no history, whatever file it came from."""
+        if not all(type(count) is int for count in (self.start, *self.classes)):
+            raise TypeError("a number of classes is not a whole number")
+        if not all(isinstance(share, int | float) for share in self.accuracy):
+            raise TypeError("an accuracy is not a number")
+        if len(self.accuracy) != len(self.classes):
+            raise ValueError("it has not as many accuracies as numbers of classes")
+
     def state_dict(self) -> dict[str, Any]:
         return {"start": self.start, "accuracy": list(self.accuracy), "classes": list(self.classes)}
 

@@ -2,9 +2,6 @@
 
 import contextlib
 import hashlib
-import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.arrays import DAMAGES, read_arrays
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import cannot_write, locked, remove_temporary, write_atomic
+from hebbian_softmax.lab.base.json_files import from_json, to_json
 from hebbian_softmax.lab.data.root import cache_root
 from hebbian_softmax.lab.images.curriculum import CurriculumSettings
 
@@ -110,7 +109,7 @@ def _one_thread() -> Iterator[None]:
 def _write(path: Path, images: ImageSet) -> None:
     import numpy as np
 
-    names = np.array(json.dumps(images.class_names))
+    names = np.array(to_json(images.class_names))
     try:
         write_atomic(path, lambda file: np.savez(file, images=images.images.numpy(), class_names=names))
     except LabError as error:
@@ -119,13 +118,12 @@ def _write(path: Path, images: ImageSet) -> None:
 
 def _read(path: Path, name: str) -> ImageSet | None:
     """Return the set in a file, or None if the file is missing or the archive's own checksums show damage."""
-    import numpy as np
-
     try:
-        with open(path, "rb") as stream, np.load(stream) as file:  # np.load leaves damaged files open
-            images = torch.from_numpy(file["images"])
-            class_names = json.loads(str(file["class_names"]))
-    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        arrays = read_arrays(path)
+        images, class_names = torch.from_numpy(arrays["images"]), from_json(str(arrays["class_names"]))
+    except DAMAGES:
+        return None
+    if not isinstance(class_names, list) or not all(isinstance(each, str) for each in class_names):
         return None
     if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(class_names):
         return None

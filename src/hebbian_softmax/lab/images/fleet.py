@@ -12,7 +12,6 @@ numbers do not depend on how many cores there are.
 
 import copy
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,9 +26,9 @@ from torch import Tensor
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
-from hebbian_softmax.lab.base.files import cannot_write, write_atomic
+from hebbian_softmax.lab.base.files import cannot_write
+from hebbian_softmax.lab.base.json_files import from_json, read_json, to_json, write_json
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.base.runs import to_json
 from hebbian_softmax.lab.data.workers import cores
 from hebbian_softmax.lab.images.curriculum import ADDED, CHECK_EVERY, History
 from hebbian_softmax.lab.images.data import ImageSet
@@ -234,6 +233,9 @@ class Trial:
         return reached or len(history.classes) * CHECK_EVERY >= self.steps
 
 
+AGAIN = "delete it to run that trial again"
+
+
 class Store:
     """The finished trials, one JSON file each, in a folder of the run."""
 
@@ -248,26 +250,27 @@ class Store:
         """Write a finished trial. Its accuracies are finite: a network that diverged gives wrong answers, not NaN."""
         record = {**asdict(trial), **history.state_dict(), "seconds": round(seconds, 3), "device": device}
         record["accuracy"] = [round(value, 5) for value in history.accuracy]
-        write_atomic(self.folder / f"{trial.key}.json", to_json(record).encode())
+        write_json(self.folder / f"{trial.key}.json", record, indent=None)
 
     def load(self, trial: Trial) -> History | None:
         """Return the history of a finished trial, or None if there is none."""
         path = self.folder / f"{trial.key}.json"
         if not path.exists():
             return None
+        record = read_json(path, AGAIN)
         try:
-            record = json.loads(path.read_bytes())
-            if any(record[name] != value for name, value in json.loads(to_json(asdict(trial))).items()):
+            if any(record[name] != value for name, value in from_json(to_json(asdict(trial))).items()):
                 raise ValueError("it belongs to a trial with other settings")
             history = History(record["start"])
             history.load_state_dict(record)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LabError(f"{path} cannot be used ({reason(error)}): delete it to run that trial again") from error
+            history.check()
+        except (ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{path} cannot be used ({reason(error)}): {AGAIN}") from error
         return history
 
     def records(self) -> list[dict[str, Any]]:
         """Return the content of all files."""
-        return [json.loads(path.read_bytes()) for path in sorted(self.folder.glob("*.json"))]
+        return [read_json(path, AGAIN) for path in sorted(self.folder.glob("*.json"))]
 
 
 @dataclass(eq=False)

@@ -30,6 +30,7 @@ ADDRESS = "https://github.com/brendenlake/omniglot/raw/master/python/"
 SOURCE_SIZE = 105
 ROW_BYTES = -(-SOURCE_SIZE // 8)  # each row of one-bit pixels begins on a byte
 PREPARATION = "1"  # raise this when the same archives give other pixels, so that older caches are not used
+LONGEST = 1 << 16  # bytes of a drawing; more are not read
 CHUNK = 1000  # images resized at a time, so that memory stays small
 
 
@@ -132,7 +133,8 @@ def read_archive(archive: Archive, path: Path, progress: Progress) -> tuple[list
             members = _members(archive, path, file)
             before, packed = progress.done, bytearray()
             for number, member in enumerate(members, 1):
-                packed += _decode(archive, path, member, file.read(member))
+                with file.open(member) as drawing:
+                    packed += _decode(archive, path, member, drawing.read(LONGEST))
                 progress.update(before + number)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
         raise _wrong(archive, path, f"cannot be read ({reason(error)})") from error

@@ -11,16 +11,16 @@ beyond       one table of the rule's variants and its rivals
 """
 
 import argparse
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from hebbian_softmax.lab.base.console import program
+from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
-from hebbian_softmax.lab.base.runs import Run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images import omniglot
@@ -288,7 +288,7 @@ class Reproducing(Recipe):
         except OutOfTimeError as error:
             raise LabError(
                 f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; go on "
-                f"with: {program()} {self.command} --resume {shlex.quote(str(run.path))}"
+                f"with: {program()} {self.command} --resume {quoted(run.path)}"
             ) from error
         result = Result(
             title=f"The {self.name.capitalize()} curriculum",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
-from hebbian_softmax.lab.base.errors import LabError, enough_memory
+from hebbian_softmax.lab.base.errors import DivergedError, LabError, enough_memory
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.ranks import current_ranks
@@ -85,6 +85,12 @@ class Score:
     bucket_words: dict[str, int]
     bucket_perplexity: dict[str, float | None]
 
+    def __post_init__(self) -> None:
+        """Refuse what no score can hold, since scores are also read from files; older ones had null for infinity."""
+        numbers = [self.words, self.perplexity, *self.bucket_words.values(), *self.bucket_perplexity.values()]
+        if not all(value is None or isinstance(value, int | float) for value in numbers):
+            raise TypeError("a score is not a number")
+
     def as_metrics(self, prefix: str) -> dict[str, float]:
         """Return the perplexities for the log; a bucket without words has no entry."""
         metrics = {f"{prefix}_perplexity": self.perplexity}
@@ -110,8 +116,19 @@ def score(losses: Tensor, targets: Tensor, counts: Tensor) -> Score:
     )
 
 
+def check_finite(found: Score, what: str) -> None:
+    """Raise an error if one of the perplexities of `what` is infinite."""
+    for name, value in {"all words": found.perplexity, **found.bucket_perplexity}.items():
+        if value is not None and not math.isfinite(value):
+            seen = name if value == found.perplexity else f"words seen {name} times"
+            raise DivergedError(
+                f"the perplexity of {what} is not finite ({seen}): the model's weights are too large or not numbers; "
+                "train one with a lower learning rate"
+            )
+
+
 def perplexity(mean_loss: float) -> float:
-    """Return exp of the mean loss, or infinity if that is more than a number can hold."""
+    """Return exp of the mean loss, or infinity if that is more than a number can hold or the loss is nan."""
     return math.exp(mean_loss) if mean_loss < 700 else math.inf
 
 
@@ -157,7 +174,10 @@ def measure_all(
     streams: int = 1,
     quiet: bool = False,
 ) -> dict[ModelName, dict[str, Score]]:
-    """Measure all models on all splits, and write the loss of every word to the run folder."""
+    """Measure all models on all splits, and write the loss of every word to the run folder.
+
+    A perplexity that is not finite raises a `DivergedError`.
+    """
     import numpy as np
 
     scores: dict[ModelName, dict[str, Score]] = {name: {} for name in models}
@@ -171,6 +191,7 @@ def measure_all(
             ):
                 found, arrays = measure(model, corpus, split, streams=streams, seen=progress.update)
                 progress.update(total, {"perplexity": found.perplexity})
+            check_finite(found, f"{name.title} on the {TEXTS[split]} text")
             scores[name][split] = found
             if current_ranks().first:
                 kept = {**arrays, "corpus": np.array(corpus.fingerprint), "streams": np.array(streams)}

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.console import say, show
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import Run, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.report.page import write_page
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Beside, Result, load_result
@@ -90,18 +91,18 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
             print(to_json(record))
         return 0
 
-    def show(table: Table) -> None:
+    def draw(table: Table) -> None:
         print(as_markdown(table) if arguments.markdown else for_stream(table, sys.stdout), end="\n\n")
 
     joined = shared_tables([each.result for each in shown])
     for number, each in enumerate(shown, 1):
         mark = f"({number}) " if joined else ""
-        print(f"{mark}{each.run.path}: {each.result.summary if each.result else 'not finished'}", end="\n\n")
+        show(f"{mark}{each.run.path}: {each.result.summary if each.result else 'not finished'}\n")
         for table in each.result.tables if each.result else ():
             if not any(table.title == other.title for other in joined):
-                show(table)
+                draw(table)
     for table in [*joined, *beside.tables]:
-        show(table)
+        draw(table)
     return 0
 
 

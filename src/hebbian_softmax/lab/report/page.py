@@ -1,18 +1,21 @@
 """An HTML page of one or several runs: a single file without scripts that works offline."""
 
 import base64
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.console import printable, say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
 
+PNG = b"\x89PNG\r\n\x1a\n"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; }
@@ -63,10 +66,10 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
     return "\n".join(
         [
             "<!doctype html>",
-            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f'<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
+            f"<h1>{_text(title)}</h1>",
             *overview,
             *(_image(image, caption) for caption, image in images),
             *(_table(table) for table in tables),
@@ -82,13 +85,13 @@ def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
     differing = [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]
     rows = []
     for run, result in zip(runs, results, strict=True):
-        values = [str(run.settings.get(name, "–")) for name in differing]
+        values = [_as_text(run.settings.get(name)) for name in differing]
         rows.append([run.path.name, *values, result.summary if result else "not finished"])
     return _table(Table("The runs", ["run", *differing, "what was seen"], rows))
 
 
 def _section(run: Run, result: Result | None) -> str:
-    parts = [f"<section><h2>{escape(run.path.name)}</h2>"]
+    parts = [f"<section><h2>{_text(run.path.name)}</h2>"]
     if result is None:
         records = run.records()
         reached = f"step {records[-1]['step']:,}" if records else "the start"
@@ -97,39 +100,62 @@ def _section(run: Run, result: Result | None) -> str:
             rows = [[name, value] for name, value in records[-1].items()]
             parts.append(_table(Table("Last record of the log", ["name", "value"], rows)))
     else:
-        parts.append(f"<p>{escape(result.summary)}</p>")
+        parts.append(f"<p>{_text(result.summary)}</p>")
         parts += [_table(table) for table in result.tables]
         for figure in result.figures:
             path = run.path / figure.file
-            missing = f"<p>The figure {escape(path.name)} is missing.</p>"
-            parts.append(_image(path.read_bytes(), figure.caption) if path.is_file() else missing)
+            image = path.read_bytes() if path.is_file() else b""
+            state = "damaged" if image else "missing"
+            lost = f"<p>The figure {_text(path.name)} is {state}.</p>"
+            parts.append(_image(image, figure.caption) if is_whole_png(image) else lost)
     parts += [
         _facts("Settings", run.settings),
         _facts("Versions", run.config["versions"]),
         _facts("Hardware", run.config["hardware"]),
-        f'<p class="quiet">Command <code>hebbian {escape(run.command)}</code>, '
-        f"started {escape(run.config['started'])}.</p></section>",
+        f'<p class="quiet">Command <code>hebbian {_text(run.command)}</code>, '
+        f"started {_text(run.config['started'])}.</p></section>",
     ]
     return "\n".join(parts)
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
-    body = ["<tr>" + "".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
-    title = f'<div class="wide"><table><caption>{escape(table.title)}</caption>'
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in table.columns)
+    body = ["<tr>" + "".join(f"<td>{_text(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
+    title = f'<div class="wide"><table><caption>{_text(table.title)}</caption>'
     return "\n".join([title, f"<thead><tr>{head}</tr></thead><tbody>", *body, "</tbody></table></div>"])
 
 
 def _image(image: bytes, caption: str) -> str:
     data = base64.b64encode(image).decode()
     return (
-        f'<figure><img src="data:image/png;base64,{data}" alt="{escape(caption)}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure><img src="data:image/png;base64,{data}" alt="{_text(caption)}">'
+        f"<figcaption>{_text(caption)}</figcaption></figure>"
     )
 
 
-def _facts(title: str, facts: Mapping[str, Any]) -> str:
-    def show(value: Any) -> str:
-        return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+def is_whole_png(image: bytes) -> bool:
+    """Return whether a PNG file has all its parts, and each part its checksum."""
+    start, kind = len(PNG), b""
+    while image.startswith(PNG) and kind != b"IEND" and start + 12 <= len(image):
+        (length,) = struct.unpack(">I", image[start : start + 4])
+        kind, end = image[start + 4 : start + 8], start + 8 + length
+        if zlib.crc32(image[start + 4 : end]).to_bytes(4, "big") != image[end : end + 4]:
+            return False
+        start = end + 4
+    return kind == b"IEND"
 
-    return _table(Table(title, ["name", "value"], [[name, show(value)] for name, value in facts.items()]))
+
+def _facts(title: str, facts: Mapping[str, Any]) -> str:
+    return _table(Table(title, ["name", "value"], [[name, _as_text(value)] for name, value in facts.items()]))
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting or a fact as it would be typed, without separators of thousands."""
+    if isinstance(value, list):
+        return ", ".join(map(_as_text, value)) or "none"
+    return format_cell(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _text(text: str) -> str:
+    """Return text as HTML that shows it, whatever characters it has."""
+    return escape(printable(text))

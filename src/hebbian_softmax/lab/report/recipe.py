@@ -1,7 +1,7 @@
 """The frame of every experiment: its place on the command line, its run folder, and how its result is shown."""
 
 import argparse
-import shlex
+import contextlib
 import signal
 import sys
 import textwrap
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hebbian_softmax.lab.base import environment
-from hebbian_softmax.lab.base.console import program, say
+from hebbian_softmax.lab.base.console import printable, program, quoted, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
@@ -47,6 +48,10 @@ class Recipe(ABC):
     def tables_so_far(self, run: Run) -> list[Table]:
         """Return the tables of a run that is not finished, where the experiment has any."""
         return []
+
+    def failure(self, result: Result) -> str:
+        """Return what is wrong with a result, such as numbers that are not finite; an empty text if nothing is."""
+        return ""
 
     @property
     def command(self) -> str:
@@ -88,13 +93,16 @@ class Recipe(ABC):
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
-            say(f"  {program()} {self.command} --resume {shlex.quote(str(run.path))}")
+            say(f"  {program()} {self.command} --resume {quoted(run.path)}")
             return 128 + getattr(stop, "signum", signal.SIGINT)
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
-            say(as_shown(run, result, sys.stderr))
+            with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+                print(as_shown(run, result, sys.stderr), file=sys.stderr, flush=True)
         else:
             print(as_shown(run, result, sys.stdout))
+        if failure := self.failure(result):
+            raise LabError(failure)
         return 0
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:
@@ -129,21 +137,21 @@ class Recipe(ABC):
 
 def as_shown(run: Run, result: Result, stream: TextIO) -> str:
     """Return the result for people: the tables, the summary, where the files are, and what to try next."""
-    lines = [for_stream(table, stream) + "\n" for table in result.tables]
-    lines.append(textwrap.fill(result.summary, width=100) + "\n")
+    lines = [textwrap.fill(result.summary, width=100) + "\n"]
     lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
     if (run.path / "page.html").exists():
         lines.append(f"Page:   {run.path / 'page.html'}")
     if result.next_steps:
         lines.append("Try next:")
         lines += [f"  {as_typed(step, run)}" for step in result.next_steps]
-    return "\n".join(lines)
+    tables = [for_stream(table, stream) + "\n" for table in result.tables]
+    return "\n".join([*tables, *(printable(line, lines=True) for line in lines)])
 
 
 def as_typed(step: str, run: Run) -> str:
     """Return a suggested command as it works from here, with its run folder beside that of `run`."""
-    command, mark, remark = step.partition("  # ")
+    command, mark, remark = step.rpartition("  # ") if "  # " in step else (step, "", "")
     words = [program(), command.removeprefix("hebbian ")]
     if run.path.parent != Path("runs"):
-        words.append(f"--runs {shlex.quote(str(run.path.parent))}")
+        words.append(f"--runs {quoted(run.path.parent)}")
     return " ".join(words) + mark + remark

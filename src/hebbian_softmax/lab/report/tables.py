@@ -1,9 +1,11 @@
 """Tables as text, drawn on a terminal, and as Markdown for pages in a repository."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from hebbian_softmax.lab.base.console import printable
 from hebbian_softmax.lab.base.extras import require
 
 Cell = str | int | float | None
@@ -45,12 +47,17 @@ def side_by_side(tables: Sequence[Table]) -> Table | None:
 
 
 def format_cell(cell: Cell) -> str:
-    """Return a cell for people: thousands separated, four digits of a float, a dash for None."""
+    """Return a cell for people: thousands separated, four digits of a float, yes or no, a dash for None.
+
+    Characters of a text that a terminal would obey are shown as escapes.
+    """
     if cell is None:
         return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
     if isinstance(cell, int):
         return f"{cell:,}"
-    return f"{cell:.4g}" if isinstance(cell, float) else cell
+    return f"{cell:.4g}" if isinstance(cell, float) else printable(cell)
 
 
 def as_text(table: Table) -> str:
@@ -61,7 +68,7 @@ def as_text(table: Table) -> str:
     classes  plain  Hebbian
     all      61.25     63.5
     """
-    lines = [list(table.columns), *([format_cell(cell) for cell in row] for row in table.rows)]
+    lines = [[format_cell(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
 
     def align(line: list[str]) -> str:
@@ -69,7 +76,7 @@ def as_text(table: Table) -> str:
         cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([table.title, *map(align, lines)])
+    return "\n".join([printable(table.title), *map(align, lines)])
 
 
 def for_stream(table: Table, stream: TextIO) -> str:
@@ -84,9 +91,10 @@ def for_stream(table: Table, stream: TextIO) -> str:
     from rich.text import Text
 
     console = Console(file=stream)
-    drawn = Drawn(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    title = Text(printable(table.title), style="bold")
+    drawn = Drawn(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for number, name in enumerate(table.columns):
-        drawn.add_column(Text(name), justify="right" if number else "left", vertical="bottom")
+        drawn.add_column(Text(printable(name)), justify="right" if number else "left", vertical="bottom")
     for row in table.rows:
         drawn.add_row(*(Text(format_cell(cell)) for cell in row))
     if Measurement.get(console, console.options.update(width=10_000), drawn).minimum > console.width:
@@ -97,7 +105,7 @@ def for_stream(table: Table, stream: TextIO) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """Return the title in bold and a Markdown table.
+    r"""Return the title in bold and a Markdown table, in which signs of Markdown and HTML stand for themselves.
 
     >>> print(as_markdown(Table("Accuracy, %", ["classes", "plain"], [["all", 61.25]])))
     **Accuracy, %**
@@ -107,9 +115,12 @@ def as_markdown(table: Table) -> str:
     | all | 61.25 |
     """
 
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    def plain(cell: Cell) -> str:
+        text = format_cell(cell.replace("\n", " ") if isinstance(cell, str) else cell)
+        return re.sub(r"[\\`*_\[\]<&~$|]", r"\\\g<0>", text)
+
+    def line(cells: Sequence[Cell]) -> str:
+        return "| " + " | ".join(map(plain, cells)) + " |"
 
     rule = "| " + " | ".join(["---"] + ["---:"] * (len(table.columns) - 1)) + " |"
-    body = [line([format_cell(cell) for cell in row]) for row in table.rows]
-    return "\n".join([f"**{table.title}**", "", line(table.columns), rule, *body])
+    return "\n".join([f"**{plain(table.title)}**", "", line(table.columns), rule, *map(line, table.rows)])

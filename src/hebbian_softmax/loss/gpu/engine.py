@@ -45,6 +45,7 @@ def available(problem: Problem) -> bool:
     return (
         h.device.type == "cuda"
         and h.dtype == w.dtype == torch.bfloat16
+        and h.shape[1] > 0
         and h.shape[1] % 8 == 0
         and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # Parts of a flat buffer of parameters may start elsewhere.
         and is_hopper(h.device, SHARED_MEMORY)

@@ -12,6 +12,7 @@ import torch
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.runs import Run, open_run
+from tests.lab.editing import edited
 from tests.lab.language.commands import SIZES, call, only
 from tests.lab.language.experiments.conftest import Refusal, checkpoint_of, result_of, stop_at, unfinished
 from tests.lab.language.toy import folder
@@ -110,6 +111,8 @@ def test_all_is_made_again_without_corpus_and_device(
     (run.path / "perplexity.png").unlink()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for path in run.path.rglob("*.json"):  # Neither the corpus nor the device that they name exists.
+        with edited(path):  # takes out the checksum
+            pass
         text = path.read_text().replace(run.settings["corpus"], "/nowhere")
         path.write_text(text.replace('"device": "cpu"', '"device": "cuda"'))
     assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
@@ -154,9 +157,8 @@ def test_an_unfinished_sweep_reports_the_seeds_that_all_rows_have(
 def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, refusal: Refusal) -> None:
     run = unfinished(swept, tmp_path)
     stored = run.path / "trials" / "final-plain-seed0" / "result.json"
-    content = json.loads(stored.read_bytes())
-    content["metrics"]["trial"]["settings"]["hidden"] = 5
-    stored.write_text(json.dumps(content))
+    with edited(stored) as content:
+        content["metrics"]["trial"]["settings"]["hidden"] = 5
     error = refusal("sweep", "corpus", "--resume", run.path, "--quiet")
     assert re.search(f"{stored.parent} cannot be used .*other settings", error)
 
@@ -172,6 +174,18 @@ def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
     assert one == other  # The commit may change meanwhile.
     assert made["hardware"] == environment.hardware()
     assert made["started"] >= swept.config["started"]
+
+
+def test_a_final_model_that_diverges_is_shown_and_is_an_error(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    sizes = SIZES.replace("--tensorboard no", "--size tiny --trials 0 --seeds 1 --steps 2 --evaluations 2").split()
+    rates = ["--learning-rate", "1e38", "--optimizer", "sgd", "--clip", "0"]
+    command = ["reproduce", "frequency-table", "--corpus", folder, *sizes, *rates, "--quiet", "--runs", tmp_path]
+    assert call(*command) == 1
+    captured = capsys.readouterr()
+    assert "not finite" in captured.out
+    assert "error: the numbers of final-plain-seed0" in captured.err
+    assert all(trial["diverged"] for trial in result_of(only(tmp_path))["metrics"]["trials"])
+    assert call("reproduce", "frequency-table", "--resume", only(tmp_path).path, "--quiet") == 1
 
 
 def test_a_setting_that_diverges_is_one_of_the_outcomes(folder: Path, tmp_path: Path, capsys: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.json_files import read_json
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
 from hebbian_softmax.lab.language.experiments.train import (
     BOARD_FOLDER,
@@ -36,6 +37,7 @@ from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import prepared_corpus
 from hebbian_softmax.lab.language.task import WordTask
 from tests import ROOT
+from tests.lab.editing import edited
 from tests.lab.language.commands import FEW, MANY, SIZES, call, only
 from tests.lab.language.experiments.conftest import Refusal, checkpoint_of, result_of, stop_at
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
@@ -194,10 +196,22 @@ def test_a_changed_corpus_is_refused_and_the_checkpoint_stays(tmp_path: Path, re
     assert (run.path / "checkpoint.pt").read_bytes() == before
 
 
+def test_a_corpus_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    prepared(folder)
+    assert call("train", folder, *FEW, "--final", "valid", "--quiet", "--runs", tmp_path / "runs") == 0
+    run = only(tmp_path / "runs")
+    assert run.settings["corpus"] == str(folder)
+    (run.path / "result.json").unlink()
+    assert call("train", "corpus", "--resume", run.path) == 0
+    assert r"caf\xe9-" in capsys.readouterr().err
+    assert call("evaluate", run.path, "--quiet", "--json") == 0
+    assert call("report", run.path, "--json") == 0
+
+
 def test_a_checkpoint_of_other_settings_is_refused(copied: Run, refusal: Refusal) -> None:
-    config = json.loads((copied.path / "config.json").read_bytes())
-    config["settings"]["hidden"] = 9
-    (copied.path / "config.json").write_text(json.dumps(config))
+    with edited(copied.path / "config.json") as config:
+        config["settings"]["hidden"] = 9
     (copied.path / "result.json").unlink()
     assert "does not fit" in refusal("train", "corpus", "--resume", copied.path, "--quiet")
     error = refusal("evaluate", copied.path, "--quiet")
@@ -221,6 +235,19 @@ def test_a_loss_that_is_not_a_number_keeps_the_checkpoint(
     assert checkpoint["step"] == checkpoint["task"]["step"] == 5
 
 
+@pytest.mark.parametrize("memories", [[], ["--cache"]])
+def test_a_perplexity_that_is_not_finite_is_an_error(copied: Run, refusal: Refusal, memories: list[str]) -> None:
+    checkpoint = checkpoint_of(copied)
+    for weight in checkpoint["task"]["learners"][""]["model"].values():
+        if weight.is_floating_point():
+            weight.mul_(1e4)
+    copied.save_checkpoint(checkpoint)
+    before = {path.name: path.read_bytes() for path in copied.path.iterdir()}
+    error = refusal("evaluate", copied.path, "--quiet", *memories)
+    assert re.search(r"perplexity of .* on the validation text is not finite .*lower learning rate", error)
+    assert {path.name: path.read_bytes() for path in copied.path.iterdir()} == before
+
+
 def test_evaluate_on_a_device_too_small(trained: Run, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     watch_lstm(monkeypatch, out_of_memory)
     message = "too small for reading a text: hebbian evaluate takes less with fewer --streams or --device cpu"
@@ -233,9 +260,8 @@ def test_evaluate_wants_a_language_model_with_a_checkpoint(copied: Run, refusal:
     assert "is finished and has no weights" in refusal("evaluate", copied.path)
     (copied.path / "result.json").unlink()
     assert "has no checkpoint yet: resume it" in refusal("evaluate", copied.path)
-    config = json.loads((copied.path / "config.json").read_bytes())
-    config["command"] = "compare longtail"
-    (copied.path / "config.json").write_text(json.dumps(config))
+    with edited(copied.path / "config.json") as config:
+        config["command"] = "compare longtail"
     assert "which has no language model" in refusal("evaluate", copied.path)
 
 
@@ -314,13 +340,13 @@ def test_steps_or_epochs(tmp_path: Path) -> None:
     for changes, expected in (({"steps": 7}, 7), ({"epochs": 2.0}, 78), ({"epochs": 0.0}, 1)):
         run = create_run(tmp_path, "toy", "toy", {})
         assert settle(run, **changes) == (expected, 0)
-        assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": expected}
+        assert read_json(run.path / STEPS_FILE, "") == {"steps": expected}
 
 
 def test_a_measured_number_is_kept(run: Run) -> None:
     steps, measured = settle(run, max_seconds=15.0, evaluations=1)
     assert (steps > 1, measured) == (True, 1)
-    assert json.loads((run.path / STEPS_FILE).read_bytes()) == {"steps": steps}
+    assert read_json(run.path / STEPS_FILE, "") == {"steps": steps}
     assert settle(run, max_seconds=15.0, evaluations=1) == (steps, 0)
 
 
@@ -361,7 +387,7 @@ def test_too_little_time_is_one_clear_line(run: Run) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"steps": 0, "measured": null}', '{"steps": "7"}'])
 def test_a_damaged_plan_is_one_clear_line(run: Run, text: str) -> None:
     (run.path / STEPS_FILE).write_text(text)
-    with pytest.raises(LabError, match=r"plan\.json is damaged .*start a new run"):
+    with pytest.raises(LabError, match=r"plan\.json (is damaged|cannot be read) .*start a new run"):
         settle(run)
 
 

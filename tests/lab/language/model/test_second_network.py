@@ -11,6 +11,7 @@ from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.language.model import MODELS
 from hebbian_softmax.lab.language.names import HEBBIAN, PLAIN
 from hebbian_softmax.lab.language.trained import load_trained
+from tests.lab.editing import edited
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.model.networks import Decay
 from tests.lab.language.toy import device, folder
@@ -63,7 +64,7 @@ def test_it_trains_resumes_and_is_measured(
         assert [row["name"] for row in rows[name.key]] == ["alone", "+ cache", "+ cache + MbPA"]
         assert len({row["scores"]["valid"]["perplexity"] for row in rows[name.key]}) == 3
 
-    config = whole.path / "config.json"
-    config.write_text(config.read_text().replace('"decay"', '"lstm"'))
+    with edited(whole.path / "config.json") as config:
+        config["settings"]["model"] = "lstm"
     with pytest.raises(LabError, match="is not of the settings in its config"):
         load_trained(only(tmp_path / "whole"), device=device(), quiet=True)

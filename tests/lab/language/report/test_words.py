@@ -1,5 +1,7 @@
 """`hebbian report` of language models: one run or several, and the words that gained and lost most."""
 
+import contextlib
+import html
 import json
 import math
 import shutil
@@ -25,6 +27,7 @@ from hebbian_softmax.lab.language.report.words import (
     pairs_of,
     tabulate_changes,
 )
+from tests.lab.editing import edited
 from tests.lab.language.commands import FEW, call, only
 from tests.lab.language.toy import corpus, prepared
 
@@ -88,6 +91,38 @@ def test_runs_side_by_side(runs: dict[str, Run], tmp_path: Path, capsys: Capture
     text = page.read_text()
     assert text.count("<img") == 3
     assert text.index("Words that gained most") < text.index("<section>")
+
+
+def test_names_of_run_folders_are_shown_as_they_are(runs: dict[str, Run], run: Run, capsys: Capture) -> None:
+    name = "_a$b$^{ \udcff *x* <b>"
+    named = open_run(run.path.rename(run.path.with_name(name)))
+    page = named.path.parent / "side.html"
+    assert call("report", named.path, runs["plain"].path, "--output", page) == 0
+    shown = name.replace("\udcff", r"\xff")
+    assert f"\n{shown} " in capsys.readouterr().out
+    assert html.escape(shown) in page.read_text(encoding="utf-8")
+    assert (page.parent / "side-curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("scores", [7, [], {"model": 7}, {"model": {"test": 7}}, {"model": {"test": {"words": 1}}}])
+def test_scores_of_another_kind_are_one_clear_line(run: Run, scores: object) -> None:
+    with edited(run.path / "result.json") as result:
+        result["metrics"]["scores"] = scores
+    with pytest.raises(LabError, match=r"does not hold the scores of its models .*evaluate that run again"):
+        models_of([run])[0].score("test")
+
+
+def test_a_flipped_bit_in_the_losses_of_words_is_noticed(run: Run, tmp_path: Path) -> None:
+    """A changed shape or type in an array's own header would make NumPy read too little to notice."""
+    (model,), path = models_of([run]), run.path / "test-words.npz"
+    whole = path.read_bytes()
+    expected = changes_of(model, model, "test", [])
+    for position in range(0, len(whole), 13):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with contextlib.suppress(LabError):
+            assert changes_of(model, model, "test", []) == expected
 
 
 def test_which_are_compared(runs: dict[str, Run]) -> None:
@@ -157,7 +192,7 @@ def test_an_evaluation_with_memories_leaves_the_models_own_scores(
 
 def test_a_damaged_evaluation_is_one_clear_line(run: Run) -> None:
     (run.path / "evaluation.json").write_text("{}")
-    with pytest.raises(LabError, match=r"evaluation\.json is damaged .*: evaluate that run again"):
+    with pytest.raises(LabError, match=r"evaluation\.json lacks step, streams, scores: evaluate that run again"):
         models_of([run])[0].score("test")
 
 

@@ -6,14 +6,13 @@ shown can be made again without the device, the corpus or the folders of the tri
 
 import argparse
 import os
-import shlex
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
-from hebbian_softmax.lab.base.console import program
+from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
@@ -132,7 +131,7 @@ class Experiment(Recipe, Generic[S]):
         except OutOfTimeError as error:
             raise LabError(
                 f"the budget of {settings.budget:g} s is used up, {len(bench.outcomes)} trials are stored; go on with: "
-                f"{program()} {self.command} --resume {shlex.quote(str(run.path))}"
+                f"{program()} {self.command} --resume {quoted(run.path)}"
             ) from error
         outcomes = bench.outcomes
         result = Result(
@@ -145,14 +144,19 @@ class Experiment(Recipe, Generic[S]):
         )
         return result, draw(outcomes)
 
+    def failure(self, result: Result) -> str:
+        """Name the final models whose numbers are not finite. A setting of the tuning may diverge: it is not chosen."""
+        final = [each for each in outcomes_of(result) if each.part == "final"]
+        lost = [each.name for each in final if each.diverged]
+        if not lost:
+            return ""
+        return f"the numbers of {', '.join(lost)} are not finite: start a new run with lower values of --learning-rate"
+
     def figures_again(self, run: Run, result: Result) -> dict[str, bytes]:
         try:
-            return draw([Outcome(**trial) for trial in result.metrics["trials"]])
+            return draw(outcomes_of(result))
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise LabError(
-                f"{run.path / 'result.json'} lacks numbers that its figures need ({reason(error)}): "
-                "show the run with the version of hebbian-softmax that wrote it"
-            ) from error
+            raise LabError(f"{run.path}: {_foreign(error)}") from error
 
     def tables_so_far(self, run: Run) -> list[Table]:
         """Return the tables with the seeds that all rows have; none before there is such a seed."""
@@ -163,6 +167,21 @@ class Experiment(Recipe, Generic[S]):
 
     def _all_tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
         return [*self.tables(outcomes), settings_table(outcomes), *tuning_tables(outcomes)]
+
+
+def outcomes_of(result: Result) -> list[Outcome]:
+    """Return the outcomes of the trials that a result consists of."""
+    try:
+        return [Outcome(**trial) for trial in result.metrics["trials"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(_foreign(error)) from error
+
+
+def _foreign(error: Exception) -> str:
+    return (
+        f"the result lacks numbers of its trials ({reason(error)}): "
+        "show the run with the version of hebbian-softmax that wrote it"
+    )
 
 
 def draw(outcomes: Sequence[Outcome]) -> dict[str, bytes]:

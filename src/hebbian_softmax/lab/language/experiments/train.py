@@ -9,7 +9,6 @@ import contextlib
 import gc
 import importlib.util
 import json
-import math
 import os
 import re
 import time
@@ -21,11 +20,12 @@ from typing import Any
 
 import torch
 
+from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
-from hebbian_softmax.lab.base.errors import LabError, reason
-from hebbian_softmax.lab.base.files import write_atomic
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.json_files import read_json, write_json
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
-from hebbian_softmax.lab.base.runs import Run, open_run, to_json
+from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.data.corpus import Corpus
@@ -120,19 +120,16 @@ def settle_steps(
 def keep_steps(run: Run, steps: int) -> None:
     """Fix the number of steps of a run."""
     if current_ranks().first:
-        write_atomic(run.path / STEPS_FILE, (to_json({"steps": steps}, indent=2) + "\n").encode())
+        write_json(run.path / STEPS_FILE, {"steps": steps})
 
 
 def kept_steps(run: Run) -> int:
     """Return the number of steps that was fixed for a run."""
     path = run.path / STEPS_FILE
-    try:
-        steps = json.loads(path.read_bytes())["steps"]
-        if type(steps) is not int or steps < 1:
-            raise ValueError("its number of steps is not a positive whole number")
-        return steps
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} is damaged ({reason(error)}): start a new run") from error
+    steps = read_json(path, "start a new run").get("steps")
+    if type(steps) is not int or steps < 1:
+        raise LabError(f"{path} is damaged (its number of steps is not a positive whole number): start a new run")
+    return steps
 
 
 @dataclass(frozen=True)
@@ -244,10 +241,14 @@ def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str,
                 f"Hebbian softmax {hebbian.perplexity:.2f}; {_rarest(plain, hebbian)}."
             )
     if not any(scores.values()):
-        values = {name: f"{last.get(f'{name.log_prefix}valid_perplexity', math.nan):.2f}" for name in scores}
+        values = {name: _shown(last.get(f"{name.log_prefix}valid_perplexity")) for name in scores}
         seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
+
+
+def _shown(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) else "unknown"
 
 
 def _rarest(plain: Score, hebbian: Score) -> str:
@@ -269,7 +270,7 @@ def suggest(name: str, settings: Settings, steps: int) -> list[str]:
         later = replace(settings, start=min(500, steps // 4))
         variations += [(literal, "the paper's literal rule"), (later, "memorise once the activations have settled")]
     return [
-        f"{' '.join([f'hebbian {verb} {name}', *as_options(varied)])}  # {remark}"
+        f"{' '.join([f'hebbian {verb} {name}', *map(quoted, as_options(varied))])}  # {remark}"
         for varied, remark in variations
         if varied != settings
     ]

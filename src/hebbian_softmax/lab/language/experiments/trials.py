@@ -6,7 +6,6 @@ checkpoint. The corpus is opened once, and not at all if every trial is stored.
 """
 
 import gc
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.arrays import read_arrays
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import DivergedError, LabError, reason
-from hebbian_softmax.lab.base.files import cannot_write, write_atomic
-from hebbian_softmax.lab.base.runs import Run, config_now, open_run, to_json
+from hebbian_softmax.lab.base.files import cannot_write
+from hebbian_softmax.lab.base.json_files import from_json, to_json, write_json
+from hebbian_softmax.lab.base.runs import Run, config_now, open_run
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, perplexity, tabulate, words_file
+from hebbian_softmax.lab.language.evaluation import (
+    Scores,
+    as_plain,
+    measure_all,
+    perplexity,
+    tabulate,
+    words_file,
+)
 from hebbian_softmax.lab.language.experiments.train import train_task
 from hebbian_softmax.lab.language.learner import deterministic
 from hebbian_softmax.lab.language.model import LanguageModel
@@ -79,6 +87,15 @@ class Outcome:
     sets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse values of other types, since outcomes are also read from files."""
+        mappings = (self.settings, self.corpus, self.scores, self.sets, self.more, *self.curve)
+        inside = [each for values in (self.scores, self.sets, self.more) for each in dict(values).values()]
+        if not all(isinstance(value, Mapping) for value in (*mappings, *inside)):
+            raise TypeError("its settings, scores or records are of another type")
+        if not all(isinstance(value, int | float) for value in (self.steps, self.words, self.seconds)):
+            raise TypeError("its steps, words or seconds are not numbers")
+
     @property
     def valid(self) -> float:
         """The validation perplexity at the last evaluation, by which settings are chosen."""
@@ -128,7 +145,8 @@ class Bench:
         folder = self._folder(trial)
         if not (folder / "result.json").exists():
             return None
-        result = load_result(open_run(folder))
+        run = open_run(folder)
+        result = load_result(run)
         assert result is not None
         try:
             outcome = Outcome(**result.metrics["trial"])
@@ -136,7 +154,7 @@ class Bench:
                 raise ValueError("it belongs to a trial with other settings")
         except (KeyError, TypeError, ValueError) as error:
             raise LabError(f"{folder} cannot be used ({reason(error)}): delete it to repeat that trial") from error
-        self._drop_checkpoint(trial)  # The process may have ended just before it could.
+        self._drop_checkpoint(trial, run)  # The process may have ended just before it could.
         return outcome
 
     def _new(self, trial: Trial, label: str) -> Outcome:
@@ -168,7 +186,7 @@ class Bench:
                     curve=run.records(),
                 )
                 outcome = self._measure_and_store(trial, outcome, task, run, sets)
-        self._drop_checkpoint(trial)
+        self._drop_checkpoint(trial, run)
         del task
         gc.collect()  # The memory of this model must be free before the next model needs its own.
         if device.type == "cuda":
@@ -179,17 +197,22 @@ class Bench:
         """Measure the model on the texts that this part of the trials may see, and write the trial's result.json."""
         corpus, model = task.corpus, task.learners[ONLY].model
         splits = () if outcome.diverged else SPLITS[trial.part]
-        scores = measure_all({ONLY: model}, corpus, splits, run, quiet=self.quiet)
+        scores: Scores = {ONLY: {}}
         more: dict[str, Mapping[str, Any]] = {}
-        for measure in self.measures if splits else ():
-            more |= measure(model, corpus, run.path, self.quiet)
-        kept = {split: score_sets(run.path / words_file(ONLY, split), sets) for split in splits if sets}
+        kept: dict[str, dict[str, dict[str, Any]]] = {}
+        try:
+            scores = measure_all({ONLY: model}, corpus, splits, run, quiet=self.quiet)
+            for measure in self.measures if splits else ():
+                more |= measure(model, corpus, run.path, self.quiet)
+            kept = {split: score_sets(run.path / words_file(ONLY, split), sets) for split in splits if sets}
+        except DivergedError:
+            scores, more, outcome = {ONLY: {}}, {}, replace(outcome, diverged=True)
         outcome = replace(outcome, scores=as_plain(scores)[ONLY.key], sets=kept, more=more)
         summary = f"{trial.title}: {outcome.steps:,} steps of the trial {trial.name}."
         summary += " Its numbers became infinite or nan." if outcome.diverged else ""
         metrics = {"scores": as_plain(scores), "trial": asdict(outcome)}
         save_result(run, Result(trial.title, summary, metrics, tabulate(scores, corpus), [], []), {})
-        return Outcome(**json.loads(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
+        return Outcome(**from_json(to_json(metrics["trial"])))  # A resumed run reads the same values from the file.
 
     def _corpus(self, settings: TrainSettings) -> tuple[Corpus, WordSets]:
         if self._opened is None:
@@ -209,24 +232,22 @@ class Bench:
         except OSError as error:
             raise cannot_write(folder, error) from error
         if not (folder / "config.json").exists():
-            write_atomic(folder / "config.json", (to_json(config, indent=2) + "\n").encode())
+            write_json(folder / "config.json", config)
         run = open_run(folder)
         if not same_settings(run.settings, trial.settings):
             raise LabError(f"{folder} belongs to a trial with other settings: delete it to repeat that trial")
         return run
 
-    def _drop_checkpoint(self, trial: Trial) -> None:
+    def _drop_checkpoint(self, trial: Trial, run: Run) -> None:
         """Delete the weights of a tuning trial: there are many, and nobody needs them. Final models are kept."""
         if trial.part == "tuning":
-            (self._folder(trial) / "checkpoint.pt").unlink(missing_ok=True)
+            run.drop_checkpoints()
 
 
 def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
     """Return how many words of each set were predicted, and their perplexity, from the stored losses of all words."""
-    import numpy as np
-
-    with np.load(path) as words:
-        losses, ids = torch.from_numpy(words["nll"]).double(), torch.from_numpy(words["ids"]).long()
+    words = read_arrays(path)  # written a moment ago
+    losses, ids = torch.from_numpy(words["nll"]).double(), torch.from_numpy(words["ids"]).long()
     found = {}
     for name, members in sets.items():
         chosen = losses[members[ids]]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.console import show
 from hebbian_softmax.lab.base.devices import choose_device
-from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import open_run, to_json
+from hebbian_softmax.lab.base.json_files import to_json, write_json
+from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.base.settings import choice, integer
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, text_of, words_file
@@ -76,13 +77,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
         trained = load_trained(run, device=choose_device(arguments.device), quiet=arguments.quiet)
         numbers, tables, lines = measure(trained, arguments, splits)
         report = {"step": trained.step, "streams": arguments.streams, **numbers}
-        write_atomic(run.path / FILE, (to_json(report, indent=2) + "\n").encode())
+        write_json(run.path / FILE, report)
     if arguments.json:
         print(to_json({"run": str(run.path), **report}, indent=2))
         return 0
     for table in tables:
         print(for_stream(table, sys.stdout), end="\n\n")
-    print("\n".join(lines))
+    show("\n".join(lines))
     return 0
 
 
@@ -117,7 +118,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     if arguments.sweep:
         grids = {name.key: found.sweep.as_plain() for name, found in measured.items() if found.sweep}
         content = {"step": trained.step, "models": grids}
-        write_atomic(run.path / GRID_FILE, (to_json(content, indent=2) + "\n").encode())
+        write_json(run.path / GRID_FILE, content)
         files.append(GRID_FILE)
     notes, tables = outcome.sentences(measured), outcome.tabulate(measured, corpus)
     lines = [*notes, "", f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}"]

@@ -3,9 +3,7 @@
 A picture shows which part of the probability of some words came from the model and from each memory.
 """
 
-import io
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.console import printable
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
-from hebbian_softmax.lab.base.runs import Run, to_json
+from hebbian_softmax.lab.base.json_files import write_json
+from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import score_table, text_of
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows
 from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
-from hebbian_softmax.lab.report.figures import STYLES, require_extras
+from hebbian_softmax.lab.report.figures import STYLES, as_png, require_extras
 from hebbian_softmax.lab.report.page import refresh_page
 from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table
@@ -76,7 +76,7 @@ def keep_view(
     words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
     file = f"{model.file_prefix}memory-view.json"
     content = {"split": split, "first": stretch[0], "last": stretch[1], "words": [each.as_plain() for each in words]}
-    write_atomic(run.path / file, (to_json(content, indent=2) + "\n").encode())
+    write_json(run.path / file, content)
     caption = (
         f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
         f"{stretch[1] - 1:,} of the {TEXTS[split]} text; beside it the probability without and with memories."
@@ -241,12 +241,8 @@ def draw(words: Sequence[Word], memories: Memories) -> bytes:
             start = [before + more for before, more in zip(start, part, strict=True)]
         for row, word in enumerate(shown):
             text = {"va": "center", "fontsize": 9, "parse_math": False}
-            axes.text(-0.03, row, word.word[:18], ha="right", **text)
+            axes.text(-0.03, row, printable(word.word)[:18], ha="right", **text)
             axes.text(1.03, row, f"{word.alone:.2g} → {word.mixture:.2g}", ha="left", **text)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=10)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
-        figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+    return as_png(figure)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.arrays import DAMAGES, read_arrays
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import cannot_write, remove_temporary, write_atomic
 from hebbian_softmax.lab.language.model import LanguageModel
@@ -51,16 +51,14 @@ class Store:
 
 def _read(path: Path, key: str) -> dict[str, Tensor] | None:
     """Return the arrays, or None if the file is absent, damaged or of something else, so that it is made again."""
-    import numpy as np
-
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-            if str(content["key"]) != key:
-                return None
-            return {name: torch.from_numpy(content[name]) for name in content.files if name != "key"}
+        content = read_arrays(path)
+        if str(content.pop("key")) != key:
+            return None
+        return {name: torch.from_numpy(array) for name, array in content.items()}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except DAMAGES:
         if path.is_dir():
             raise LabError(f"{path} is a folder, but a sweep needs a file of this name: move the folder away") from None
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import Score, score, text_of
+from hebbian_softmax.lab.language.evaluation import Score, check_finite, score, text_of
 from hebbian_softmax.lab.language.memories.memory import (
     ALONE,
     Memories,
@@ -187,9 +187,16 @@ def read_grid(stage: Stage, kind: type[Memory]) -> dict[str, Tensor]:
 
 
 def score_rows(corpus: Corpus, rows: Sequence[Memories], parts: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
-    """Return the perplexities of each mixture on each split, in all and by frequency."""
+    """Return the perplexities of each mixture on each split, in all and by frequency.
+
+    A perplexity that is not finite raises a `DivergedError`.
+    """
     targets = {split: text_of(corpus, split)[1:] for split in parts}
-    return [
+    found = [
         Row(each, {name: score(mixture(part, each), targets[name], corpus.counts) for name, part in parts.items()})
         for each in rows
     ]
+    for row in found:
+        for split, each in row.scores.items():
+            check_finite(each, f"the model {row.memories.name} on the {TEXTS[split]} text")
+    return found

@@ -23,7 +23,7 @@ def mean_curve(logs: Sequence[Log], name: str) -> list[tuple[float, float, float
     """Return words, the mean over seeds and the standard deviation, for the words at which all seeds have a value."""
     values: dict[float, list[float]] = {}
     for record in chain.from_iterable(logs):
-        if "words" in record and isinstance(record.get(name), int | float):
+        if isinstance(record.get("words"), int | float) and isinstance(record.get(name), int | float):
             values.setdefault(record["words"], []).append(record[name])
     return [(words, *mean_and_spread(found)) for words, found in sorted(values.items()) if len(found) == len(logs)]
 

@@ -1,19 +1,21 @@
 """Models of `hebbian train` and `compare` beside each other: curves, perplexities, words that gained and lost most."""
 
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.arrays import DAMAGES, read_arrays
 from hebbian_softmax.lab.base.errors import LabError, reason
+from hebbian_softmax.lab.base.json_files import read_json
 from hebbian_softmax.lab.base.runs import Run
+from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.data.corpus import MANIFEST, Corpus, open_corpus, prepared
-from hebbian_softmax.lab.language.evaluation import words_file
+from hebbian_softmax.lab.language.evaluation import Score, words_file
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
+from hebbian_softmax.lab.language.settings import ZipfSource
 from hebbian_softmax.lab.language.source import CORPORA
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.result import Beside
@@ -34,14 +36,20 @@ class Model:
 
     def score(self, split: str) -> Mapping[str, Any] | None:
         """Return the newest score on a text; its `streams` are the parts in which the text was read."""
-        metrics = (self.run.result() or {}).get("metrics", {})
-        own, later = {"streams": 1, "scores": metrics.get("scores", {})}, _evaluation(self.run)
-        # A run can be evaluated before it is finished. Then the measurement at its end is the newer one.
-        newer = later.get("step", 0) >= metrics.get("steps", 0)
-        for found in (later, own) if newer else (own, later):
-            scores = found.get("scores", {}).get(self.name.key, {})
-            if split in scores:
-                return {**scores[split], "streams": found.get("streams", 1)}
+        try:
+            metrics = (self.run.result() or {}).get("metrics", {})
+            own, later = {"streams": 1, "scores": metrics.get("scores", {})}, _evaluation(self.run)
+            # A run can be evaluated before it is finished. Then the measurement at its end is the newer one.
+            newer = later.get("step", 0) >= metrics.get("steps", 0)
+            for found in (later, own) if newer else (own, later):
+                scores = found.get("scores", {}).get(self.name.key, {})
+                if split in scores:
+                    return {"streams": found.get("streams", 1), **asdict(Score(**scores[split]))}
+        except (AttributeError, TypeError) as error:
+            raise LabError(
+                f"result.json or evaluation.json in {self.run.path} does not hold the scores of its models "
+                f"({reason(error)}): evaluate that run again, or delete result.json and resume it"
+            ) from error
         return None
 
 
@@ -130,11 +138,12 @@ def _evaluation(run: Run) -> Mapping[str, Any]:
     path = run.path / "evaluation.json"
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_bytes())
-        return {} if "memories" in found else {name: found[name] for name in ("step", "streams", "scores")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} is damaged ({reason(error)}): evaluate that run again") from error
+    found = read_json(path, "evaluate that run again")
+    if "memories" in found:
+        return {}
+    if missing := [name for name in ("step", "streams", "scores") if name not in found]:
+        raise LabError(f"{path} lacks {', '.join(missing)}: evaluate that run again")
+    return found
 
 
 def changes_of(before: Model, after: Model, split: str, notes: list[str]) -> Changes | None:
@@ -182,8 +191,12 @@ def tabulate_changes(changes: Changes, corpus: Corpus | None, title: str) -> lis
 
 def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
     """Return the corpus of a run if one with this fingerprint is on this machine; download nothing."""
-    if {"vocabulary", "tokens"} <= set(run.settings):
-        made = zipf_corpus(int(run.settings["vocabulary"]), int(run.settings["tokens"]))
+    source = {field.name: run.settings.get(field.name) for field in fields(ZipfSource)}
+    if None not in source.values():
+        try:
+            made = zipf_corpus(**asdict(from_values(ZipfSource, source)))
+        except ValueError:
+            return None
         return made if made.fingerprint == fingerprint else None
     given = Path(str(run.settings.get("corpus") or ""))
     folders = [given] if (given / MANIFEST).exists() else []
@@ -198,13 +211,11 @@ def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import numpy as np
-
     try:
-        with np.load(path) as words:
-            arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
-        if len(arrays["nll"]) != len(arrays["ids"]):
-            raise ValueError("its arrays have unequal lengths")
+        words = read_arrays(path)
+        arrays = {name: words[name] for name in ("nll", "ids", "corpus", "streams")}
+        if arrays["nll"].shape != arrays["ids"].shape or arrays["nll"].ndim != 1:
+            raise ValueError("its arrays are not lists of equal lengths")
         return arrays
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGES as error:
         raise LabError(f"{path} cannot be read ({reason(error)}): evaluate that run again") from error
