@@ -125,6 +125,8 @@ class NaiveHead:
     """Whether, since the last step, a backward pass has brought the weight a gradient."""
     told: bool = False
     """Whether the head has said that nothing was remembered."""
+    unsure: bool = False
+    """Whether only a call that was counted already, or a pass that failed, has said what to remember."""
     pending: list[Call] = field(default_factory=list)
     unclaimed: list[Call] = field(default_factory=list)
     """Frozen features that were remembered and not used: the next gradient that nothing explains is theirs."""
@@ -199,7 +201,8 @@ class NaiveHead:
     def reached(self, graph: Graph, only_weight: bool = False) -> list[Call]:
         """Return the calls that are told of a backward pass, whether it counts or not."""
         told = [call for call in graph.calls if not (only_weight and call.needs_gradient_of_h)]
-        self.asked |= any(call.state is not State.LOST for call in told)
+        self.asked |= any(call.state is State.WAITING for call in told)
+        self.unsure |= any(call.state in (State.PENDING, State.WRITTEN) for call in told)
         return [call for call in told if call.state is State.WAITING]
 
     def add_gradients(self, graph: Graph, names: list[str]) -> None:
@@ -235,8 +238,8 @@ class NaiveHead:
 
     # Steps and writes
 
-    def step(self) -> bool:
-        """Step, and write what is pending; return whether the head should say that nothing was remembered."""
+    def step(self) -> tuple[bool, ...]:
+        """Step, and write what is pending; return whether the head should, or may, say that nothing was remembered."""
         for name, gradient in self.gradients.items():
             if gradient is None:
                 continue
@@ -247,15 +250,15 @@ class NaiveHead:
             self.parameters[name] = (self.parameters[name] - self.lr * gradient).to(self.dtype).double()
             self._saw(self.parameters[name], self.lr * gradient)
         if not self.attached:
-            return False
+            return (False,)
         self.lose(self.unclaimed)
         self.aliased = []
         if self.gradients["weight"] is None and not self.frozen:
-            return False
-        warns = self.came and not (self.pending or self.asked or self.told) and self.memorizing
-        self.told |= warns
+            return (False,)
+        silent = not (self.pending or self.asked or self.told) and self.memorizing
+        warns = (True, False) if silent and self.unsure else (silent and self.came,)
         if self.gradients["weight"] is not None:
-            self.came = self.asked = False
+            self.came = self.asked = self.unsure = False
         for call in self.pending:
             call.state = State.WRITTEN
         self.write([(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)])
@@ -300,7 +303,7 @@ class NaiveHead:
         """Forget what is pending and what waits: the attachment has ended."""
         self.set_waiting()
         self.lose(calls)
-        self.attached = self.asked = self.came = self.told = False
+        self.attached = self.asked = self.came = self.told = self.unsure = False
         self.aliased = []
 
     def grow(self, rows: Tensor) -> None:
