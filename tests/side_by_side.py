@@ -289,6 +289,8 @@ class SideBySide:
     # Changes of the head
 
     def add_classes(self, n: int) -> None:
+        if n == 0:
+            return
         old = self.head.num_classes
         self.head.add_classes(n, self.optimizer)
         rows = self.weight.detach()[old:]
