@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -93,15 +95,79 @@ def test_a_state_with_garbage_is_refused_and_changes_nothing() -> None:
     assert torch.equal(head.weight, before)
 
 
-@pytest.mark.parametrize("loaded", [True, False], ids=["loaded rows", "new rows"])
-def test_transformers_says_whether_it_has_loaded_the_rows(loaded: bool) -> None:
+def marked_by_transformers(*names: str) -> HebbianSoftmax:
+    """Return a head as transformers leaves it that has loaded what is named, and allocated or initialised the rest."""
     head = allocated_head()
-    head._is_hf_initialized = True  # the marks that transformers leaves
-    if loaded:
-        head.weight._is_hf_initialized = True
+    head._is_hf_initialized = True
+    loaded = HebbianSoftmax(4, 6, **OK)
+    loaded.reset_memory(torch.arange(6))
+    for name in names:
+        tensor = head.get_buffer(name) if name != "weight" else head.weight
+        tensor.data.copy_(loaded.state_dict()[name])
+        tensor._is_hf_initialized = True
+    return head
+
+
+MEMORY = [name for name in HebbianSoftmax(4, 6, **OK).state_dict() if name != "weight"]
+
+
+@pytest.mark.parametrize("use", ["attach", "deepcopy", "save"])
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (["weight"], [9] * 6),
+        ([], [0] * 6),
+        (["weight", *MEMORY], [0, 1, 2, 3, 4, 5]),
+        (["weight", *(name for name in MEMORY if name != "filled")], [0, 1, 2, 3, 4, 5]),
+        ([name for name in MEMORY if name != "counts"], [0] * 6),
+    ],
+    ids=["plain checkpoint", "new rows", "whole", "saved without the constant", "another number of classes"],
+)
+def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int], use: str) -> None:
+    head = marked_by_transformers(*names)
+    if use == "deepcopy":  # loses the marks on tensors
+        head = copy.deepcopy(head)
+    elif use == "save":
+        state, head = head.state_dict(), HebbianSoftmax(4, 6, **OK)
+        head.load_state_dict(state)
     attach(head)
-    assert head.counts.tolist() == [9 if loaded else 0] * 6
+    assert head.counts.tolist() == counts
     assert not head.running.mean.any()
+
+
+@pytest.mark.parametrize("kept", [["weight", "filled"], ["weight", "counts"], ["counts"], ["filled"]], ids=" ".join)
+def test_a_part_of_a_state_does_not_vouch_for_the_rest(kept: list[str]) -> None:
+    state = HebbianSoftmax(4, 6, **OK).state_dict()
+    head = allocated_head()
+    head.load_state_dict({name: state[name] for name in kept}, strict=False)
+    with pytest.raises(RuntimeError, match="never filled"):
+        attach(head)
+    head = HebbianSoftmax(4, 6, **OK)
+    head.load_state_dict({name: state[name] for name in kept}, strict=False)
+    attach(head)
+
+
+def test_averaged_states_are_valid() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    state = head.state_dict()
+    average = {name: value.clone() for name, value in state.items()}
+    for step in range(20):
+        decay = min(0.95, (1 + step) / (10 + step))
+        for name, value in average.items():
+            value.copy_(decay * value + (1 - decay) * state[name])
+    head.load_state_dict(average)
+    attach(head)
+
+
+def test_a_head_emptied_after_attach_is_found_at_the_step() -> None:
+    head = HebbianSoftmax(4, 6, **OK)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    head.attach(optimizer)
+    head.to_empty(device="cpu")
+    head.filled.zero_()
+    head.loss(torch.randn(2, 4), torch.tensor([1, 2])).backward()
+    with pytest.raises(RuntimeError, match="never filled"):
+        optimizer.step()
 
 
 def test_moving_and_casting_keep_the_constant() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import _torch
+from hebbian_softmax import HebbianSoftmax, _torch
 
 
 def in_backward(ask: Any, **how: Any) -> list[Any]:
@@ -95,6 +96,17 @@ def test_samples_of_vmap() -> None:
     assert seen[2:] == [True, True, True]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_export_is_told_from_compile() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if _torch.is_exporting() else x
+
+    x = torch.zeros(2)
+    assert torch.equal(torch.compile(Asking(), backend="eager")(x), x)
+    assert torch.equal(torch.export.export(Asking(), (x,)).module()(x), x + 1)
+
+
 def test_forward_mode() -> None:
     assert not _torch.is_in_forward_mode()
     with forward_ad.dual_level():
@@ -153,13 +165,27 @@ def test_step_hooks() -> None:
     assert [_torch.has_step_hooks(each) for each in (optimizer, bare, None)] == [True, False, False]
 
 
-def test_a_subclass_of_tensor_that_computes_plain_tensors() -> None:
-    class Some(torch.Tensor):
-        __torch_function__ = _torch.RESULTS_ARE_PLAIN_TENSORS
+def test_the_context_of_a_reentrant_checkpoint() -> None:
+    found = []
 
-    some = torch.ones(2).as_subclass(Some)
-    assert type(some) is Some
-    assert type(some + some) is torch.Tensor
+    def function(x: torch.Tensor) -> torch.Tensor:
+        found.append(_torch.reentrant_checkpoint())
+        return x * x
+
+    x = torch.ones(2, requires_grad=True)
+    function(x)
+    checkpoint(function, x, use_reentrant=True).sum().backward()
+    checkpoint(function, x, use_reentrant=False).sum().backward()
+    alone, first, again, *others = found
+    assert alone is None
+    assert first is again is not None
+    assert others == [None, None]
+
+
+def test_the_line_of_the_user() -> None:
+    with pytest.warns(UserWarning, match="not attached") as caught:
+        HebbianSoftmax(2, 3, gamma=0.1, limit=9).loss(torch.ones(1, 2), torch.tensor([1]))
+    assert caught[0].filename == __file__
 
 
 def test_real_and_nested_steps() -> None:
@@ -181,7 +207,7 @@ def test_the_dummy_step_of_a_checkpoint() -> None:
 def test_modules_of_torch_distributed_are_not_imported() -> None:
     program = """
 import sys, torch
-from hebbian_softmax import _torch
+from hebbian_softmax import HebbianSoftmax, _torch
 assert not _torch.is_sharded(torch.zeros(2))
 assert _torch.fsdp_class() is None
 assert "torch.distributed.tensor" not in sys.modules

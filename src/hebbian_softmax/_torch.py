@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 NO_BACKWARD = -1
 """The number that :func:`current_backward` returns outside of backward passes."""
 
-RESULTS_ARE_PLAIN_TENSORS: Any = torch._C._disabled_torch_function_impl
-"""The ``__torch_function__`` of a Tensor subclass from which only plain tensors are computed (torch 2.11 and 2.13)."""
-
 
 def current_backward() -> int:
     """Return the number of the backward pass that runs on this thread, or ``NO_BACKWARD``.
@@ -95,6 +92,14 @@ def is_vmapped(tensor: Tensor) -> bool:
     return False
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export traces; ``torch.compiler.is_exporting`` of torch 2.11 says so in torch.compile, too.
+
+    Uses ``torch.compiler._is_exporting_flag`` (torch 2.11 and 2.13).
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def is_in_forward_mode() -> bool:
     """Return whether a ``forward_ad.dual_level`` is open, in which tensors can have tangents.
 
@@ -145,6 +150,33 @@ def own_parameter(module: nn.Module, name: str) -> Tensor | None:
     """
     parameters: dict[str, Tensor | None] = module.__dict__.get("_parameters", {})
     return parameters.get(name)
+
+
+def reentrant_checkpoint() -> Any:
+    """Return the context of the reentrant checkpoint in which the caller runs, be it forward or repeated; None if none.
+
+    It is the object that the backward pass of the checkpoint gets, too, so what is kept there lives as long as the
+    graph. Found among the callers: ``forward`` and ``backward`` of ``CheckpointFunction`` in ``torch.utils.checkpoint``
+    have it as ``ctx`` (torch 2.11 and 2.13).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_qualname.partition(".")[0]
+        if where == ("torch.utils.checkpoint", "CheckpointFunction"):
+            return frame.f_locals["ctx"]
+        frame = frame.f_back
+    return None
+
+
+def user_stack_level() -> int:
+    """Return the ``stacklevel`` for a warning of the caller that names the user's own line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("torch", "hebbian_softmax", "contextlib"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def has_step_hooks(optimizer: object) -> bool:

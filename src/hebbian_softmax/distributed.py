@@ -114,9 +114,11 @@ def check_group(weight: Tensor, process_group: dist.ProcessGroup | None) -> None
     """Refuse a group that this rank, or a shard of the rows, is not part of."""
     if process_group is None:
         return
-    if not isinstance(process_group, dist.ProcessGroup):
+    given: object = process_group
+    outside = given is dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns to other ranks (torch 2.11)
+    if not outside and not isinstance(process_group, dist.ProcessGroup):
         raise TypeError(f"process_group must be a process group of torch.distributed, got {process_group!r}")
-    if dist.get_rank(process_group) < 0:
+    if outside or dist.get_rank(process_group) < 0:
         raise ValueError(f"process_group does not have this rank, {dist.get_rank()}; attach with a group that does")
     if is_sharded(weight):
         ranks = dist.get_process_group_ranks(process_group)

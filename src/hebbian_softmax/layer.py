@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hebbian_softmax import _torch, checks
 from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
+from hebbian_softmax.attach.frozen import WeightInUse
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
@@ -22,7 +23,15 @@ from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import adopt_linear, adopt_state, check_counts, ensure_filled, follow_weight, signature
+from hebbian_softmax.state import (
+    adopt_linear,
+    adopt_state,
+    check_counts,
+    ensure_filled,
+    fill_if_known,
+    follow_weight,
+    signature,
+)
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -75,6 +84,10 @@ class HebbianSoftmax(nn.Linear):
     nonfinite_count: Tensor
     filled: Tensor
     running: RunningStatistics
+    checked_filled: Tensor | None = None  # the buffer ``filled`` that was found to have its value, to check it once
+    context: target_context.Targets | None = None  # the open context of targets()
+    in_context, graph_key = False, -1  # what compiled graphs see of it, and the number under which they find this head
+    warned_not_called = False
 
     def __init__(
         self,
@@ -104,21 +117,18 @@ class HebbianSoftmax(nn.Linear):
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
         self._gamma, self._limit, self.rate = gamma, limit, rate
-        self.dropout, self.objective, self.scale, self.center = dropout, objective, scale, center
-        self.ignore_index = ignore_index
+        self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
+        self.scale, self.center = scale, center
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.register_buffer("filled", signature(self.weight.device))
-        self.checked_filled: Tensor | None = None  # the buffer that was found to have its value, to check it once
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
-        self.context: target_context.Targets | None = None  # the open context of targets()
-        self.context_key: int | None = None  # the number under which a compiled graph finds it; None while none is open
         self._attachment: Attachment | None = None
         self._warned_unattached = False
         self._nonfinite_told = 0
@@ -208,28 +218,27 @@ class HebbianSoftmax(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # first, and without a look at the graph, so that this stays one graph
-            if self.context_key is None:
+            if not self.in_context:
                 return super().forward(input)
-            return target_context.watched_linear(input, self.weight, self.bias, self.context_key)
+            return target_context.linear_in_graph(input, self.weight, self.bias, self.graph_key)
         if self._attachment is None and self.context is None:
             return super().forward(input)
-        frozen = None if self._attachment is None else self._attachment.frozen_inputs
-        known = frozen is not None and frozen.waits and frozen.knows(input)
-        logits = F.linear(input, self._own_weight(), self.bias) if known else super().forward(input)
-        target_context.watch(self, input, logits)
+        logits = F.linear(input, self._own_weight(), self.bias)
+        target_context.follow_call(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
         if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
             self._attachment.watch_weight()
-            self._attachment.frozen_inputs.seen(input, logits)
+            self._attachment.frozen_inputs.computed(logits, input, exact=self.context is not None)
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter, buffer or module; the weight as an alias while frozen features wait for its use."""
-        value = super().__getattr__(name)
+        """Return a parameter, buffer or module; the weight as a WeightInUse while frozen features wait for logits."""
+        value: Any = super().__getattr__(name)
         attachment: Attachment | None = self.__dict__.get("_attachment") if name == "weight" else None
         if attachment is None or torch.compiler.is_compiling() or not attachment.frozen_inputs.waits:
             return value
-        return attachment.frozen_inputs.alias(cast(Tensor, value))
+        plain = _torch.is_transforming() or _torch.is_sharded(value) or not torch.is_grad_enabled()
+        return value if plain else WeightInUse.of(value, attachment.frozen_inputs)
 
     def loss(
         self,
@@ -255,6 +264,8 @@ class HebbianSoftmax(nn.Linear):
         check_options(reduction, self.ignore_index, label_smoothing)
         check_class_weight(weight, weight_of_head)
         if not torch.compiler.is_compiling():
+            if self.context is not None:
+                raise RuntimeError("head.loss remembers by itself; call it outside of head.targets(...)")
             if weight_of_head.shape[0] > self.counts.shape[0]:
                 follow_weight(self)
             if _torch.is_sharded(weight_of_head):
@@ -277,8 +288,8 @@ class HebbianSoftmax(nn.Linear):
         if reduction == "none":
             loss = loss.view(h.shape[:-1])
         if self._attachment is not None:
-            self._attachment.pending.asked = True
-        if checks.check_flag("remember", remember) and torch.is_grad_enabled() and self.remembers(warn_at=3):
+            self._attachment.pending.answered = True
+        if checks.check_flag("remember", remember) and torch.is_grad_enabled() and self.remembers(warn=True):
             assert self._attachment is not None
             self._attachment.watch_weight()
             loss = self._attachment.watch(loss, flat, flat_targets)
@@ -289,12 +300,10 @@ class HebbianSoftmax(nn.Linear):
 
         ``h`` is the tensor that the head is called with, or one from which that tensor is computed. Its activations
         become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph
-        has made (frozen features), the gradient of ``head(h)`` counts, or that of the next use of ``head.weight``. If
-        the weight is taken from elsewhere, such as a tied embedding, the next gradient that nothing else explains
-        counts.
+        has made (frozen features), the gradient of ``head(h)`` counts, or of what ``h`` and ``head.weight`` compute.
         """
         flat, flat_targets = self.batch_to_memorize(h, targets)
-        if not torch.is_grad_enabled() or _torch.is_transforming() or not self.remembers(warn_at=3):
+        if not torch.is_grad_enabled() or _torch.is_transforming() or not self.remembers(warn=True):
             return
         assert self._attachment is not None
         self._attachment.remember(h, flat, flat_targets)
@@ -380,9 +389,8 @@ class HebbianSoftmax(nn.Linear):
         write(self, [Activations(flat, flat_targets)], weight, group)
 
     def forget(self, attachment: Attachment) -> None:
-        """Let go of a removed attachment; ``attachment.remove()`` calls this."""
-        if self._attachment is attachment:
-            self._attachment = None
+        """Let go of an attachment that is removed."""
+        self._attachment = None if self._attachment is attachment else self._attachment
 
     def add_classes(self, n: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Append ``n`` new classes in place: parameters keep their identity, old rows and optimizer state their bits.
@@ -438,21 +446,21 @@ class HebbianSoftmax(nn.Linear):
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
         )
 
-    def remembers(self, warn_at: int | None = None) -> bool:
+    def remembers(self, warn: bool = False) -> bool:
         """Return whether activations are remembered now: while training, on an attached head.
 
-        ``warn_at`` is the stack level at which to warn that the head is not attached; None warns nobody.
+        With ``warn``, warn once if the head is not attached.
         """
         if not self.training:
             return False
         attached = self._attachment is not None and self._attachment.active
-        if warn_at is not None and not attached and not self._warned_unattached:
+        if warn and not attached and not self._warned_unattached:
             self._warned_unattached = True
             warnings.warn(
-                "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), "
-                "or pass remember=False",
+                "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), or pass "
+                "remember=False to head.loss if this is meant",
                 UserWarning,
-                stacklevel=warn_at,
+                stacklevel=_torch.user_stack_level(),
             )
         return attached
 
@@ -472,18 +480,18 @@ class HebbianSoftmax(nn.Linear):
     def _check_values(self, targets: Tensor) -> None:
         if targets.is_floating_point():
             checks.check_probabilities(targets)
-            return
-        checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        else:
+            checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
-        return self.__dict__ | {
-            "_attachment": None,
-            "context": None,
-            "context_key": None,
-            "checked_gradients": set(),
-            "low_precision": None,
-        }
+        fill_if_known(self)
+        bonds = {"_attachment": None, "context": None, "in_context": False, "graph_key": -1, "checked_filled": None}
+        return self.__dict__ | bonds | {"checked_gradients": set(), "low_precision": None}
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        fill_if_known(self)
+        super()._save_to_state_dict(*args)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         adopt_state(self, state_dict, prefix)

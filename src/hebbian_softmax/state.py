@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ _log = logging.getLogger("hebbian_softmax")
 _SIGNATURE = (173 << 8, 211 << 8, 139 << 8, 229 << 8)
 """The constant in the buffer ``filled``. It survives a cast to bfloat16 or float16, and memory garbage differs."""
 
+_OF_TRANSFORMERS = "_is_hf_initialized"
+"""The attribute with which transformers marks modules, parameters and buffers that it has loaded or initialised."""
+
 
 def signature(device: torch.device) -> Tensor:
     """Return the value of the buffer ``filled``, which tells buffers with values from buffers that are only allocated.
@@ -30,8 +34,10 @@ def signature(device: torch.device) -> Tensor:
 
 
 def _is_signature(filled: Tensor) -> bool:
+    """Return whether ``filled`` has its value; averages of states in integers may be off by some."""
     own: Tensor = filled.to_local() if is_sharded(filled) else filled  # tensor parallelism makes DTensors of buffers
-    return own.tolist() == list(_SIGNATURE)
+    found = own.tolist()
+    return len(found) == len(_SIGNATURE) and all(abs(a - b) * 64 <= b for a, b in zip(found, _SIGNATURE, strict=True))
 
 
 def tell_familiar(head: HebbianSoftmax, how: str) -> None:
@@ -66,29 +72,43 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
 
 
 def ensure_filled(head: HebbianSoftmax) -> None:
-    """Give the buffers of a head their values if they were only allocated, or say how to give them.
-
-    transformers marks what it has loaded or initialised with an attribute. Elsewhere nobody knows whether the rows are
-    new or come from a trained layer.
-    """
-    filled = head.filled
-    if filled is head.checked_filled or filled.is_meta:
+    """Give the buffers of a head their values if they were only allocated, or say how to give them."""
+    if head.filled is head.checked_filled or head.filled.is_meta:
         return
-    if not _is_signature(filled):
-        loaded = getattr(own_parameter(head, "weight"), _OF_TRANSFORMERS, False)
-        if not loaded and not getattr(head, _OF_TRANSFORMERS, False):
-            raise RuntimeError(
-                "the head's counts were never filled: its buffers were allocated (by to_empty, or by a library that "
-                "builds models on the meta device), but neither loaded nor initialised. Call head.reset_memory() if "
-                "the rows are new, or head.reset_memory(head.limit) if they come from a trained layer"
-            )
-        head.reset_memory(head.limit if loaded else 0)
-        if loaded:
-            tell_familiar(head, "head.reset_memory(counts)")
+    loaded = {name for name, buffer in head.named_buffers() if getattr(buffer, _OF_TRANSFORMERS, False)}
+    valid = _is_signature(head.filled)
+    # transformers loads each buffer by itself: one of another shape is only allocated, beside a constant that is right.
+    if not valid or ("filled" in loaded and len(loaded) < len(list(head.buffers()))):
+        _fill(head, loaded if valid or "filled" not in loaded else set())
     head.checked_filled = head.filled
 
 
-_OF_TRANSFORMERS = "_is_hf_initialized"
+def _fill(head: HebbianSoftmax, loaded: set[str]) -> None:
+    """Fill the buffers that transformers has only allocated; raise an error where another library may have done it.
+
+    Elsewhere nobody knows whether the rows are new or come from a trained layer.
+    """
+    if not getattr(head, _OF_TRANSFORMERS, False):
+        raise RuntimeError(
+            "the head's counts were never filled: its buffers were allocated (by to_empty, or by a library that builds "
+            "models on the meta device), but neither loaded nor initialised. Call head.reset_memory() if the rows are "
+            "new, or head.reset_memory(head.limit) if they come from a trained layer"
+        )
+    kept = {name: buffer.clone() for name, buffer in head.named_buffers() if name in loaded}
+    trained = getattr(own_parameter(head, "weight"), _OF_TRANSFORMERS, False)
+    head.reset_memory(head.limit if trained else 0)
+    with torch.no_grad():
+        for name, buffer in head.named_buffers():
+            if name in kept:
+                buffer.copy_(kept[name])
+    if trained and "counts" not in kept:
+        tell_familiar(head, "head.reset_memory(counts)")
+
+
+def fill_if_known(head: HebbianSoftmax) -> None:
+    """Fill the buffers before they are copied or saved, if it is known with what: marks on tensors are not copied."""
+    with contextlib.suppress(RuntimeError):
+        ensure_filled(head)
 
 
 def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
@@ -142,15 +162,17 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
             "are memory garbage; load a state that was saved from a head with values"
         )
-    memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias")}
-    if prefix + "weight" in state and not memory & state.keys():
+    memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias", prefix + "filled")}
+    if prefix + "weight" in state and filled is None and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
         for key in memory:
             device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
             state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
-    if prefix + "counts" in state and filled is None:  # of a plain layer, or saved before there was this constant
+    if memory <= state.keys():  # of a plain layer, saved before there was the constant, or whole
         state[prefix + "filled"] = signature(state[prefix + "counts"].device)
+    else:  # a part of the memory says nothing about the rest of it
+        state.pop(prefix + "filled", None)
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

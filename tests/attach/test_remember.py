@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -96,16 +99,31 @@ def test_what_was_remembered_and_never_used_is_not_written_with_another_loss() -
     lab.step_writes(lab.learn(2))
 
 
-def test_a_skipped_batch_of_frozen_features_is_not_memorised() -> None:
+LOGITS = {
+    "linear": lambda head, h: nn.functional.linear(h, head.weight),
+    "product": lambda head, h: h @ head.weight.T,
+    "dropout": lambda head, h: nn.functional.dropout(h, 0.5) @ head.weight.t(),
+    "autocast": lambda head, h: nn.functional.linear(h, head.weight.float()).double(),
+    "head": lambda head, h: head(h) + 0 * head.weight.square().sum(),
+}
+
+
+@pytest.mark.parametrize("skip", ["before", "after"], ids=["before the logits", "after the logits"])
+@pytest.mark.parametrize("logits", list(LOGITS))
+def test_a_skipped_batch_of_frozen_features_is_not_memorised(logits: str, skip: str) -> None:
     lab = Lab()
-    batches = [lab.batch(*labels, grad=False) for labels in ((1, 2), (3, 3), (4,))]
-    for number, (h, y) in enumerate(batches):
+    for number, labels in enumerate(((1, 2), (3, 3), (4, 5))):
+        h, y = lab.batch(*labels, grad=False)
+        if logits == "autocast":
+            h = h.float()
         lab.optimizer.zero_grad()
         lab.head.remember(h, y)
-        loss = nn.functional.cross_entropy(nn.functional.linear(h, lab.head.weight), y)
+        if number == 1 and skip == "before":
+            continue
+        loss = nn.functional.cross_entropy(LOGITS[logits](lab.head, h), y)
         if number == 1:
             continue
-        loss.backward()
+        (loss + 1e-3 * lab.head.weight.square().sum()).backward()
         lab.step_writes((h, y))
 
 
@@ -127,14 +145,24 @@ def test_the_weight_is_a_parameter_while_frozen_features_wait() -> None:
     lab.head.remember(h, y)
     seen = lab.head.weight
     assert isinstance(seen, nn.Parameter)
-    assert type(seen @ h[0]) is torch.Tensor
+    assert seen.is_leaf
     seen.grad = torch.ones_like(weight)
     assert seen.grad is weight.grad
+    seen.grad = None
+    assert type(copy.deepcopy(seen)) is type(pickle.loads(pickle.dumps(seen))) is nn.Parameter
+    gradients = []
+    handle = seen.register_hook(gradients.append)
+    logits = h @ seen.T
+    assert type(logits) is torch.Tensor
+    (grad,) = torch.autograd.grad(logits.sum(), lab.head.weight, retain_graph=True)
+    assert len(gradients) == 1
+    torch.testing.assert_close(grad, h.sum(0).expand_as(grad))
+    handle.remove()
     with torch.no_grad():
         assert lab.head.weight is weight
-    lab.optimizer.zero_grad()
-    lab.learn(2)
-    assert lab.head.weight is weight  # a gradient has come: nobody computes a loss now
+    logits.sum().backward()
+    lab.step_writes((h, y))
+    assert lab.head.weight is weight
 
 
 def test_frozen_features_and_a_weight_taken_from_elsewhere() -> None:
@@ -203,3 +231,21 @@ def test_memory_that_is_used_again_is_not_what_was_remembered() -> None:
     lab.head.remember(h, y)
     nn.functional.cross_entropy(lab.head(h), y).backward()
     lab.step_writes((h, y))
+
+
+@pytest.mark.parametrize("other", ["loss", "targets", "graph", "not remembered"])
+def test_what_waits_does_not_join_a_loss_that_is_explained(other: str) -> None:
+    lab = Lab()
+    lab.head.remember(*lab.batch(1, 2, grad=False))  # then the batch is skipped
+    h, y = lab.batch(3, 4, grad=other == "graph")
+    if other == "targets":
+        with lab.head.targets(y):
+            loss = nn.functional.cross_entropy(lab.head(h), y)
+    elif other == "graph":
+        lab.head.remember(h, y)
+        loss = nn.functional.cross_entropy(lab.head(h), y)
+    else:
+        loss = lab.head.loss(h, y, remember=other == "loss")
+    loss.backward()
+    if other != "not remembered":
+        lab.step_writes((h, y))

@@ -153,7 +153,59 @@ def test_checkpointing(reentrant: bool, whole: bool) -> None:
     lab.step_writes(loop.backward(1, 2, 2))
     lab.optimizer.zero_grad()
     lab.step_writes(loop.backward(3), loop.backward(2, 4))
-    assert len(lab.handle.watched_calls.calls) <= 2
+    assert len(lab.handle.calls_in_graphs.calls) <= 2
+
+
+def test_reentrant_checkpoints_of_equal_activations() -> None:
+    """Dead units give every batch the same activations; only the checkpoint knows which call is repeated."""
+    lab = Lab(lr=0.0)
+    h = torch.zeros(2, FEATURES, dtype=torch.float64)
+
+    def call(label: int) -> Tensor:
+        y = torch.full((2,), label)
+        with lab.head.targets(y):
+            logits = checkpoint(lambda h: lab.head(h.transpose(0, 1).transpose(0, 1)), h, use_reentrant=True)
+        return F.cross_entropy(logits, y)
+
+    h.requires_grad_()
+    with torch.no_grad(), lab.head.targets(torch.tensor([5, 5])):
+        lab.head(h)
+    losses = [call(label) for label in (1, 2, 3)]
+    for loss in reversed(losses):
+        loss.backward()
+    lab.step_writes(*((h, torch.full((2,), label)) for label in (1, 2, 3)))
+
+
+def test_buffers_that_are_refilled_before_the_backward_pass() -> None:
+    lab = Lab(lr=0.0, dtype=torch.float32)
+    h, y, losses, batches = torch.empty(2, FEATURES), torch.empty(2, dtype=torch.int64), [], []
+    for label in (1, 2, 3):
+        h.normal_()
+        y.fill_(label)
+        with torch.autocast("cpu", torch.bfloat16), lab.head.targets(y):  # saves a cast of h
+            losses.append(lab.head(h)[:, label].sum())
+        batches.append((h.clone(), y.clone()))
+    sum(losses).backward()
+    lab.optimizer.step()
+    for h, y in batches:
+        torch.testing.assert_close(lab.head.weight[y[0]], h.mean(0))
+    assert lab.head.counts.tolist() == [0, 2, 2, 2, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_inductor_reuses_the_memory_of_the_activations() -> None:
+    head = HebbianSoftmax(64, 64, gamma=0.3, limit=100, scale=1.0, center=False)
+    model = nn.Sequential(nn.Linear(16, 64), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    head.attach(optimizer)
+    compiled = torch.compile(lambda x, y: F.cross_entropy(model(x), y))
+    x, y = torch.randn(64, 16), torch.arange(64)
+    with head.targets(y):
+        loss = compiled(x, y)
+    loss.backward()
+    optimizer.step()
+    torch.testing.assert_close(head.weight, model[0](x))
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained body", "frozen features"])
@@ -215,7 +267,7 @@ def test_compiled_calls_whose_loss_is_dropped_are_forgotten() -> None:
             compiled(torch.randn(3, 3, dtype=torch.float64))
         lab.step_writes(Loop(lab).backward(3))
         lab.optimizer.zero_grad()
-    assert len(lab.handle.watched_calls.calls) <= 2
+    assert len(lab.handle.calls_in_graphs.calls) <= 2
     torch._dynamo.reset()
 
 
@@ -228,8 +280,10 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         lab.model(x)
     with pytest.raises(ValueError, match="targets must be in"), lab.head.targets(torch.tensor([1, CLASSES])):
         lab.model(x)
-    with pytest.raises(RuntimeError, match="not called"), lab.head.targets(y):
+    with pytest.warns(UserWarning, match="not called"), lab.head.targets(y):
         pass
+    with pytest.raises(RuntimeError, match="remembers by itself"), lab.head.targets(y):
+        lab.head.loss(*lab.batch(1))
     with pytest.raises(RuntimeError, match="open already"), lab.head.targets(y), lab.head.targets(y):
         pass
     with pytest.raises(TypeError, match="tensor"):
@@ -258,6 +312,21 @@ def test_a_plain_loop_warns_once_that_nothing_is_memorised() -> None:
         lab.optimizer.step()
     F.cross_entropy(lab.model(x), y).backward()
     lab.optimizer.step()  # a second warning would be an error
+
+
+@pytest.mark.parametrize("other", ["targets", "remember"])
+def test_what_is_remembered_and_never_reached_does_not_hide_the_warning(other: str) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    if other == "remember":
+        lab.head.remember(h * 1, y)
+    else:
+        with lab.head.targets(y):
+            lab.head(h)
+    F.cross_entropy(lab.head(h), y).backward()
+    with pytest.warns(UserWarning, match="nothing was remembered") as caught:
+        lab.optimizer.step()
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("case", ["remember=False", "ignored", "memorizing=False", "eval", "no gradient"])

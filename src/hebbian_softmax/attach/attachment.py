@@ -15,9 +15,10 @@ from hebbian_softmax import _torch
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import ShardedPending
-from hebbian_softmax.attach.targets import WatchedCalls, register
+from hebbian_softmax.attach.targets import CallsInGraphs, register
 from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
+from hebbian_softmax.state import ensure_filled
 from hebbian_softmax.write import plain_copy, write
 from hebbian_softmax.write.activations import Activations, Call
 
@@ -40,7 +41,7 @@ class Attachment:
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
         self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
-        self.watched_calls = WatchedCalls()
+        self.calls_in_graphs = CallsInGraphs()
         register(head)
         self._warned_of_nothing = False
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
@@ -76,7 +77,6 @@ class Attachment:
     def remember(self, h: Tensor, flat: Tensor, targets: Tensor) -> None:
         """Let the gradient of ``h``, which ``flat`` is a view of, make the activations pending."""
         self.watch_weight()
-        self.pending.asked = True
         activations = plain_copy(flat, targets, Call())
         if h.grad_fn is not None:
             pending = self.pending
@@ -91,7 +91,7 @@ class Attachment:
         self._hooks = []
         self.pending.close()
         self.frozen_inputs.clear()
-        self.watched_calls = WatchedCalls()
+        self.calls_in_graphs = CallsInGraphs()
         head = self._head()
         if head is not None:
             head.forget(self)
@@ -113,6 +113,8 @@ class Attachment:
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
             )
+        if head.filled is not head.checked_filled and not _is_capturing():  # the head was moved, or emptied
+            ensure_filled(head)
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips its step where this is not 0
         if isinstance(found_inf, Tensor) and found_inf.device.type != "cpu":
             self.pending.skip_if(found_inf)
@@ -124,17 +126,17 @@ class Attachment:
         taken = self.pending.take()
         self._warn_of_nothing(head, taken)
         if self.frozen_inputs.waits:
-            self.frozen_inputs.clear_unclaimed()
-        if self.watched_calls.calls:
-            self.watched_calls.after_step()
+            self.frozen_inputs.forget_waiting()
+        if self.calls_in_graphs.calls:
+            self.calls_in_graphs.after_step()
         return taken
 
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
         """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
         if self.weight.grad is None:
             return
-        silent = self.pending.gradient_came and not self.pending.asked and not taken
-        self.pending.gradient_came = self.pending.asked = False
+        silent = self.pending.gradient_came and not self.pending.answered and not taken
+        self.pending.gradient_came = self.pending.answered = False
         if not silent or self._warned_of_nothing or not (head.training and head.memorizing):
             return
         self._warned_of_nothing = True
@@ -143,7 +145,7 @@ class Attachment:
             "`with head.targets(y):` around the call of the model, or compute the loss with head.loss(h, y); "
             "head.memorizing = False says that nothing is to be memorised",
             UserWarning,
-            stacklevel=2,
+            stacklevel=_torch.user_stack_level(),
         )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,96 +21,69 @@ Key = tuple[int, int, int]
 class FrozenInputs:
     """The link between ``remember(h, targets)`` and the loss, for an h without a backward pass of its own.
 
-    Something else must stand in for such an h:
+    The logits stand in for such an h: their gradient makes the activations pending, so a loss that is never
+    backpropagated memorises nothing. They are recognised in this order:
 
-    - If the head is called with h, before or after ``remember``, the output's gradient makes the activations pending.
-    - If not, the user computes logits from ``head.weight``. From ``remember`` to the next gradient, a look at that
-      attribute returns an alias of the weight, and the gradient of the alias makes pending what was remembered shortly
-      before. So a loss that is never backpropagated memorises nothing.
-    - If neither was used (the weight was taken from elsewhere, say a tied embedding), the next gradient of the weight
-      that nothing else explains makes all such activations pending.
+    - They are the output of ``head(h)``, called before or after ``remember``.
+    - They are computed from h and ``head.weight``, which is a :class:`WeightInUse` while something waits.
+    - The same with a tensor of the shape of h in place of h, such as h after dropout.
+    - The weight was taken from elsewhere, such as a tied embedding. Then the next gradient of the weight that nothing
+      else explains makes pending all that waits.
     """
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self.unclaimed: list[_Unclaimed] = []
-        """Activations that were remembered from memory with which the head has not been called."""
+        self._waiting: list[_Waiting] = []
         self.waits = False
-        """Whether anything was remembered and not claimed."""
-        self._has_alias = False
-        """Whether an alias of the weight stands for what is unclaimed."""
-        self._gives_aliases = False
-        """Whether the weight is looked at to compute a loss: between remember() and the next gradient."""
+        """Whether anything was remembered for which there are no logits yet."""
         self._outputs: list[weakref.ref[_Output]] = []
 
     def remember(self, h: Tensor, activations: Activations) -> None:
-        """Let the gradient of ``head(h)``, called before or after this, make the activations pending."""
+        """Let the gradient of the logits of h, computed before or after this, make the activations pending."""
         key = _key(h)
         outputs = [output for output in self._live() if output.key == key]
         for output in outputs:
             output.waiting.append(activations)
         if not outputs and key is not None:
-            self._leave_to_aliases()
-            self.unclaimed.append(_Unclaimed(key, h.detach(), activations))
-            self.waits = self._gives_aliases = True
+            self._waiting.append(_Waiting(key, h.detach(), activations))
+            self.waits = True
 
-    def knows(self, h: Tensor) -> bool:
-        """Return whether this h was remembered: then the output of ``head(h)`` stands in for it, and no alias."""
-        return any(item.key == _key(h) for item in self.unclaimed)
-
-    def seen(self, h: Tensor, logits: Tensor) -> None:
-        """Note that the head was called with h and returned ``logits``."""
+    def computed(self, logits: Tensor, h: Tensor, exact: bool = False) -> None:
+        """Note that ``logits`` were computed from the weight and from h; with ``exact`` h stands for itself only."""
         key = _key(h)
-        if key is None:
+        if key is None or not logits.requires_grad:
             return
-        output = _Output(key, h.detach())
+        claimed = [item for item in self._waiting if item.key == key]
+        if not claimed and not exact:
+            claimed = [item for item in self._waiting if item.h.shape == h.shape][-1:]
+        output = _Output(key, h.detach(), [item.activations for item in claimed])
         for twin in self._live():
             if twin.key == key:
-                output.waiting = twin.waiting  # the gradient of either output counts
-        for item in [item for item in self.unclaimed if item.key == key]:
-            output.waiting.append(item.activations)
-            self.unclaimed.remove(item)
+                output.waiting += [each for each in twin.waiting if each not in output.waiting]
+                twin.waiting = output.waiting  # the gradient of either output counts
+        self._waiting = [item for item in self._waiting if item not in claimed]
+        self.waits = bool(self._waiting)
         logits.register_hook(lambda _: self._reach(output))  # the graph owns the output
         self._outputs = [weakref.ref(each) for each in (output, *self._live())]
 
-    def alias(self, weight: Tensor) -> Tensor:
-        """Return ``weight`` as a tensor whose gradient makes pending what is unclaimed now, or ``weight`` itself."""
-        if not self._gives_aliases or not weight.requires_grad or not torch.is_grad_enabled():
-            return weight
-        if _torch.is_transforming() or _torch.is_sharded(weight):
-            return weight
-        alias, unclaimed = _WeightAlias.of(weight), self.unclaimed
-        alias.register_hook(lambda _: self._reach_all(unclaimed))  # the list of now: see _leave_to_aliases
-        self._has_alias = True
-        return alias
-
     def weight_gradient(self) -> None:
-        """Note that a gradient comes to the weight: if no other call explains it, then remember() without head(h)."""
-        self._gives_aliases = False
-        if self._pending.is_arriving():
-            self._leave_to_aliases()
-            return
-        self._reach_all(self.unclaimed)
-        self.clear_unclaimed()
+        """Note that a gradient comes to the weight: if no call explains it by the end of the pass, what waits does."""
+        _torch.call_after_backward(self._explain_gradient)
 
-    def clear_unclaimed(self) -> None:
-        """Forget what was remembered and not claimed; aliases and outputs keep what they stand for."""
-        self.unclaimed = []
-        self.waits = self._has_alias = self._gives_aliases = False
+    def _explain_gradient(self) -> None:
+        if not self._pending.is_arriving():
+            for item in self._waiting:
+                self._pending.reach(item.activations)
+            self.forget_waiting()
+
+    def forget_waiting(self) -> None:
+        """Forget what was remembered and has no logits."""
+        self._waiting, self.waits = [], False
 
     def clear(self) -> None:
         """Forget everything."""
-        self.clear_unclaimed()
+        self.forget_waiting()
         self._outputs = []
-
-    def _leave_to_aliases(self) -> None:
-        """Let only the aliases that exist make pending what they stand for; later ones stand for later calls."""
-        if self._has_alias:
-            self.unclaimed, self._has_alias = [], False
-
-    def _reach_all(self, items: list[_Unclaimed]) -> None:
-        for item in items:
-            self._pending.reach(item.activations)
 
     def _reach(self, output: _Output) -> None:
         for activations in output.waiting:
@@ -117,31 +93,51 @@ class FrozenInputs:
         return [output for reference in self._outputs if (output := reference()) is not None]
 
 
-class _WeightAlias(Tensor):
-    """A weight with a node of its own in the graph; like a parameter, it shows the gradient of the weight."""
+class WeightInUse(Tensor):
+    """What ``head.weight`` returns while frozen features wait for their logits: it sees what it is multiplied with.
 
-    __torch_function__ = _torch.RESULTS_ARE_PLAIN_TENSORS
-    _is_param = True  # isinstance(alias, nn.Parameter) asks for this attribute
-    _weight: Tensor
+    Every function and every attribute is that of the parameter itself. What is computed from it alone, such as its
+    transpose, is a WeightInUse again; what is computed from it and another tensor is a plain tensor, perhaps logits.
+    """
+
+    _is_param = True  # isinstance(weight, nn.Parameter) asks for this attribute
+    _real: Tensor
+    _inputs: FrozenInputs
 
     @classmethod
-    def of(cls, weight: Tensor) -> _WeightAlias:
-        """Return an alias of ``weight``."""
-        alias = weight.as_subclass(cls)
-        alias._weight = weight
-        return alias
+    def of(cls, real: Tensor, inputs: FrozenInputs) -> WeightInUse:
+        """Return ``real`` (the weight, or what was computed from it) as seen through this class."""
+        weight = real.detach().as_subclass(cls)
+        weight._real, weight._inputs = real, inputs
+        return weight
 
-    @property
-    def grad(self) -> Tensor | None:
-        return self._weight.grad
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied: Tensor = copy.deepcopy(self._real, memo)
+        return copied
 
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        self._weight.grad = value
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._real.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = list(_tensors((args, kwargs or {})))
+        result = func(*_map(args), **_map(kwargs or {}))
+        inputs = next(each._inputs for each in given if isinstance(each, cls))
+        if not isinstance(result, Tensor) or not result.requires_grad or result.is_leaf:
+            return result
+        others = [each for each in given if not isinstance(each, cls)]
+        if not others:
+            return cls.of(result, inputs)
+        for other in others:
+            if other.grad_fn is None and inputs.waits:
+                inputs.computed(result, other)
+        return result
 
 
 @dataclass(eq=False)
-class _Unclaimed:
+class _Waiting:
     key: Key
     h: Tensor
     """Keeps the memory, so that the key stays its own."""
@@ -150,7 +146,7 @@ class _Unclaimed:
 
 @dataclass(eq=False)
 class _Output:
-    """An output of the head, and the activations that its gradient makes pending."""
+    """Logits, the input that they were computed from, and the activations that their gradient makes pending."""
 
     key: Key
     h: Tensor
@@ -162,3 +158,21 @@ def _key(h: Tensor) -> Key | None:
     if _torch.is_transforming() or h.layout != torch.strided:
         return None
     return h.data_ptr(), h.numel(), 0 if h.is_inference() else _torch.version(h)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _map(value: Any) -> Any:
+    """Return ``value`` with the real weight in place of every WeightInUse in it."""
+    if isinstance(value, WeightInUse):
+        return value._real
+    if isinstance(value, dict):
+        return {key: _map(each) for key, each in value.items()}
+    return type(value)(map(_map, value)) if type(value) in (tuple, list) else value

@@ -65,8 +65,8 @@ class Pending:
         self._optimizer = weakref.ref(optimizer)
         self.fold_rows: int | None = None
         """The number of activations beyond which they are folded, in place of ``FOLD_ROWS``."""
-        self.asked = False
-        """Whether, since the last step, the user has said what is to be remembered, be it nothing."""
+        self.answered = False
+        """Whether, since the last step, something remembered was reached, or the user said that nothing is meant."""
         self.gradient_came = False
         """Whether, since the last step, a backward pass of this process has brought the weight a gradient."""
         self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
@@ -106,7 +106,7 @@ class Pending:
     def reach(self, activations: Activations) -> None:
         """Note, inside a backward pass, that the gradient of these activations' loss has reached the head."""
         self.begin_pass()
-        self.asked = True
+        self.answered = True
         if self._closed or activations.call.counted or self.is_arriving(activations.call):
             return
         now = _torch.current_backward()
@@ -290,7 +290,7 @@ class _Watch(torch.autograd.Function):
         if ctx.classes != ctx.pending.parameter.shape[0]:
             raise RuntimeError(OUTGROWN)
         ctx.pending.begin_pass()
-        ctx.pending.asked = True
+        ctx.pending.answered = True
         if not ctx.call.counted:
             h, targets = ctx.saved_tensors
             ctx.pending.reach(ctx.pending.copy(h, targets, ctx.call))

@@ -6,7 +6,9 @@ takes them as they are, so that the model stays one graph.
 
 from __future__ import annotations
 
+import itertools
 import sys
+import warnings
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import _torch, checks
+from hebbian_softmax.write import plain_copy
 from hebbian_softmax.write.activations import Call
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ class Targets:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a tensor, got {type(targets).__name__}")
         if checks.check_flag("shift", shift) and (targets.dim() == 0 or targets.is_floating_point()):
-            raise ValueError(f"shift=True needs targets of class indices (..., positions), got {_describe(targets)}")
+            given = f"{targets.dtype} of shape {tuple(targets.shape)}"
+            raise ValueError(f"shift=True needs targets of class indices (..., positions), got {given}")
         self._head, self._targets, self._shift = head, targets, shift
         self._called = False
 
@@ -40,21 +44,25 @@ class Targets:
             raise RuntimeError("head.targets(...) is open already; leave that context before opening another")
         if not torch.compiler.is_compiling():
             register(head)
-        head.context, head.context_key = self, id(head)
+        head.context, head.in_context = self, True
         self._called = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._head.context, self._head.context_key = None, None
-        if kind is None and not self._called:
-            raise RuntimeError(
+        head = self._head
+        head.context, head.in_context = None, False
+        if kind is None and not self._called and not head.warned_not_called:
+            head.warned_not_called = True
+            warnings.warn(
                 "the head was not called within head.targets(...), so nothing is memorised; call the model inside, and "
                 "check that the head is still part of it: resize_token_embeddings of transformers puts a plain "
-                "nn.Linear in its place (head.add_classes(n) grows the head itself)"
+                "nn.Linear in its place (head.add_classes(n) grows the head itself)",
+                UserWarning,
+                stacklevel=2,
             )
 
-    def called(self, h: Tensor) -> Watched | None:
+    def called(self, h: Tensor) -> ContextCall | None:
         """Check a call of the head with ``h``; return what its backward pass makes pending, if anything."""
         head, attachment = self._head, self._head.attachment
         if self._called:
@@ -67,11 +75,8 @@ class Targets:
             return None
         flat, targets = head.batch_to_memorize(h, self._aligned(h))
         self._called = True
-        if not head.remembers(warn_at=5) or attachment is None:
-            return None
-        attachment.pending.asked = True
-        attachment.watch_weight()
-        return Watched(attachment, flat.detach(), targets)
+        remembers = head.remembers(warn=torch.is_grad_enabled())
+        return ContextCall(attachment, flat, targets) if remembers and attachment is not None else None
 
     def _aligned(self, h: Tensor) -> Tensor:
         """Return a target for each activation: with ``shift`` the label after it, and none for the last one."""
@@ -82,42 +87,42 @@ class Targets:
         return torch.cat([targets[..., 1:], last], dim=-1)
 
 
-class Watched:
-    """The input of a call of the head. It becomes pending when the gradient of the call's output comes."""
+class ContextCall:
+    """A call of the head in a context. Its input becomes pending when the gradient of its output comes."""
 
     def __init__(self, attachment: Attachment, h: Tensor, targets: Tensor) -> None:
-        self._pending, self._h, self._targets, self._call = attachment.pending, h, targets, Call()
-        # A weight that takes a gradient needs h unchanged until the backward pass, which autograd checks.
-        self._copy = None if attachment.weight.requires_grad else self._pending.copy(h, targets, self._call)
+        attachment.watch_weight()
+        self._pending = attachment.pending
+        self._activations = plain_copy(h, targets, Call())  # users refill buffers, and compilers reuse memory
+        self.repeated = False
+        """Whether a backward pass has made this call again."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the input is pending or written."""
+        return self._activations.call.counted
 
     def reach(self, grad: Tensor | None = None) -> None:
         """Note, inside a backward pass, that the gradient of the output has come."""
-        self._pending.begin_pass()
-        if not self._call.counted:
-            self._pending.reach(self._copy or self._pending.copy(self._h, self._targets, self._call))
+        self._pending.reach(self._activations)
 
-    def is_of(self, h: Tensor) -> bool:
-        """Return whether ``h`` is this input, computed anew."""
-        return self._h.shape == (h.shape[:-1].numel(), h.shape[-1]) and torch.equal(
-            self._h, h.detach().view_as(self._h)
-        )
+    def has_input(self, h: Tensor) -> bool:
+        """Return whether ``h`` has the values of this call's input."""
+        own = self._activations.h
+        return own.shape == (h.shape[:-1].numel(), h.shape[-1]) and torch.equal(own, h.detach().reshape(own.shape))
 
 
-class WatchedCalls:
-    """Calls of the head that nothing but a number, or an equal input, can find again in the backward pass.
-
-    Those are calls in compiled graphs, and calls under reentrant checkpointing, which first calls the head without a
-    gradient and once more in the backward pass. They are kept until the second step after them.
-    """
+class CallsInGraphs:
+    """The calls of the head in compiled graphs, which know them by number."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, Watched] = {}
+        self.calls: dict[int, ContextCall] = {}
         self._next = 0
         self._first_of_this_step = 0
 
-    def keep(self, watched: Watched) -> int:
+    def keep(self, call: ContextCall) -> int:
         """Keep a call, and return its number."""
-        self.calls[self._next] = watched
+        self.calls[self._next] = call
         self._next += 1
         return self._next - 1
 
@@ -126,72 +131,86 @@ class WatchedCalls:
         if number in self.calls:
             self.calls[number].reach()
 
-    def find(self, h: Tensor) -> int:
-        """Return the number of the call with this input; -1 where there is none."""
-        return next((number for number, watched in self.calls.items() if watched.is_of(h)), _NOBODY)
+    def repeat(self, h: Tensor) -> int:
+        """Return the number of a call that checkpointing repeats in the backward pass; -1 where there is none.
+
+        Only the input tells which call it is. Of calls with equal inputs, those that were not repeated come first.
+        """
+        found = [number for number, call in self.calls.items() if call.has_input(h)]
+        found.sort(key=lambda number: self.calls[number].repeated)
+        if not found:
+            return _NOBODY
+        self.calls[found[0]].repeated = True
+        return found[0]
 
     def after_step(self) -> None:
-        """Forget the calls before the last step."""
-        self.calls = {number: call for number, call in self.calls.items() if number >= self._first_of_this_step}
+        """Forget the calls that were written, and those before the last step."""
+        first = self._first_of_this_step
+        self.calls = {i: call for i, call in self.calls.items() if i >= first and not call.is_counted}
         self._first_of_this_step = self._next
 
 
-def _describe(tensor: Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-
-
-_NOBODY = -1
-_HEADS: weakref.WeakValueDictionary[int, HebbianSoftmax] = weakref.WeakValueDictionary()
-_are_defined = False
-
-
-def register(head: HebbianSoftmax) -> None:
-    """Let compiled graphs find ``head`` by its number."""
-    if "torch._dynamo" in sys.modules:  # else nothing is compiled
-        _define_operators()
-    _HEADS[id(head)] = head
-
-
-def watch(head: HebbianSoftmax, h: Tensor, logits: Tensor) -> None:
-    """Watch the output of a call of ``head`` with ``h``, if the call is in a context or repeats such a call."""
-    attachment = head.attachment
-    if _torch.current_backward() != _torch.NO_BACKWARD:  # checkpointing computes the head anew
-        if attachment is not None and attachment.watched_calls.calls and logits.requires_grad:
-            number = attachment.watched_calls.find(h)
-            logits.register_hook(lambda _: attachment.watched_calls.reach(number))
+def follow_call(head: HebbianSoftmax, h: Tensor, logits: Tensor) -> None:
+    """Let the gradient of ``logits``, the output of ``head(h)``, make h pending if the call is in a context."""
+    if _torch.current_backward() != _torch.NO_BACKWARD:
+        # Checkpointing calls the head again. If it is not of the reentrant kind, the first output is what counts.
+        call: ContextCall | None = getattr(_torch.reentrant_checkpoint(), _attribute(head), None)
+        if call is not None and logits.requires_grad:
+            logits.register_hook(call.reach)
         return
-    watched = None if head.context is None else head.context.called(h)
-    if watched is None or attachment is None:
+    call = None if head.context is None else head.context.called(h)
+    if call is None:
         return
     if logits.requires_grad:
-        logits.register_hook(watched.reach)
+        logits.register_hook(call.reach)
     elif not torch.is_grad_enabled():
-        attachment.watched_calls.keep(watched)
+        checkpoint = _torch.reentrant_checkpoint()
+        if checkpoint is not None:  # the graph is made later, when the backward pass calls the head again
+            setattr(checkpoint, _attribute(head), call)
 
 
-def watched_linear(h: Tensor, weight: Tensor, bias: Tensor | None, key: int) -> Tensor:
+def _attribute(head: HebbianSoftmax) -> str:
+    return f"hebbian_softmax_call_{id(head)}"
+
+
+def linear_in_graph(h: Tensor, weight: Tensor, bias: Tensor | None, key: int) -> Tensor:
     """Return the logits of a call in a context, in a graph that is being compiled.
 
     The operator must lie on the way of a gradient. It copies the activations, or the weight where they take none.
     """
     if h.requires_grad or not torch.is_grad_enabled():
-        h = torch.ops.hebbian_softmax.watch(h, h.detach(), key)[0]
+        h = torch.ops.hebbian_softmax.call(h, h.detach(), key)[0]
     else:
-        weight = torch.ops.hebbian_softmax.watch(weight, h, key)[0]
+        weight = torch.ops.hebbian_softmax.call(weight, h, key)[0]
     return F.linear(h, weight, bias)
+
+
+_NOBODY = -1
+_HEADS: weakref.WeakValueDictionary[int, HebbianSoftmax] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_are_operators_defined = False
+
+
+def register(head: HebbianSoftmax) -> None:
+    """Give ``head`` a number by which compiled graphs find it, the same in every run of a program."""
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled
+        _define_operators()
+    if _HEADS.get(head.graph_key) is not head:
+        head.graph_key = next(_numbers)
+        _HEADS[head.graph_key] = head
 
 
 def _define_operators() -> None:
     """Define the operators of compiled graphs when they are first needed: this imports much of torch's compiler."""
-    global _are_defined
-    if _are_defined:
+    global _are_operators_defined
+    if _are_operators_defined:
         return
 
-    @torch.library.custom_op("hebbian_softmax::watch", mutates_args=())
-    def watch_input(x: Tensor, h: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        return x.clone(), torch.tensor(_number_of(_HEADS[key], h))
+    @torch.library.custom_op("hebbian_softmax::call", mutates_args=())
+    def call(x: Tensor, h: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        return x.clone(), torch.tensor(_number_of_call(_HEADS[key], h))
 
-    @watch_input.register_fake
+    @call.register_fake
     def _(x: Tensor, h: Tensor, key: int) -> tuple[Tensor, Tensor]:
         return torch.empty_like(x), torch.empty((), dtype=torch.int64)
 
@@ -199,7 +218,7 @@ def _define_operators() -> None:
     def reach(grad: Tensor, number: Tensor, key: int) -> Tensor:
         head = _HEADS.get(key)
         if head is not None and head.attachment is not None:
-            head.attachment.watched_calls.reach(int(number))
+            head.attachment.calls_in_graphs.reach(int(number))
         return grad.clone()
 
     @reach.register_fake
@@ -213,14 +232,14 @@ def _define_operators() -> None:
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         return reach(grad, ctx.saved_tensors[0], ctx.key), None, None
 
-    watch_input.register_autograd(backward, setup_context=save)
-    _are_defined = True
+    call.register_autograd(backward, setup_context=save)
+    _are_operators_defined = True
 
 
-def _number_of(head: HebbianSoftmax, h: Tensor) -> int:
+def _number_of_call(head: HebbianSoftmax, h: Tensor) -> int:
     """Return the number of the call with ``h`` that a compiled graph makes now, or repeats in its backward pass."""
     attachment = head.attachment
     if _torch.current_backward() != _torch.NO_BACKWARD:
-        return _NOBODY if attachment is None else attachment.watched_calls.find(h)
-    watched = None if head.context is None else head.context.called(h)
-    return _NOBODY if watched is None or attachment is None else attachment.watched_calls.keep(watched)
+        return _NOBODY if attachment is None else attachment.calls_in_graphs.repeat(h)
+    call = None if head.context is None else head.context.called(h)
+    return _NOBODY if call is None or attachment is None else attachment.calls_in_graphs.keep(call)

@@ -215,7 +215,7 @@ def _needs_reference(*tensors: Tensor | None) -> bool:
     That is so under torch.func, in forward-mode differentiation, for export, and for tensors without values.
     """
     present = [each for each in tensors if each is not None]
-    if _torch.is_transforming() or torch.compiler.is_exporting():
+    if _torch.is_transforming() or _torch.is_exporting():
         return True
     if any(each.is_meta or _torch.is_fake(each) for each in present):
         return True

@@ -147,7 +147,7 @@ def test_the_papers_test_books(no_model: None) -> None:
     """The count of tokens in ../shared/data/README.md; the paper has 526,646, with the NLTK of its day."""
     find_punkt(REAL)
     tokeniser = Tokeniser()
-    found = dict(read_texts(REAL / "gutenberg" / "paper-valid-test.tar.xz"))
+    found = {name: file.read() for name, file in read_texts(REAL / "gutenberg" / "paper-valid-test.tar.xz")}
     assert {int(Path(name).stem) for name in found if name.startswith("test/")} == set(BOOKS["test"])
     assert {int(Path(name).stem) for name in found if name.startswith("valid/")} == set(BOOKS["valid"])
     tokens = {book: len(tokeniser.tokens(extract_as_in_paper(found[f"test/{book}.txt"]))) for book in BOOKS["test"]}
