@@ -120,18 +120,16 @@ class NaiveHead:
     warned: bool = False
     """Whether the head has said that it is not attached."""
     asked: bool = False
-    """Whether, since the last step, somebody has said what to remember."""
+    """Whether, since the last step, something remembered was reached, or ``loss`` was asked for something else."""
     came: bool = False
     """Whether, since the last step, a backward pass has brought the weight a gradient."""
     told: bool = False
     """Whether the head has said that nothing was remembered."""
     unsure: bool = False
-    """Whether only a call that was counted already, or a pass that failed, has said what to remember."""
+    """Whether a pass that has failed may have brought a gradient."""
     pending: list[Call] = field(default_factory=list)
     unclaimed: list[Call] = field(default_factory=list)
-    """Frozen features that were remembered and not used: the next gradient that nothing explains is theirs."""
-    aliased: list[Call] = field(default_factory=list)
-    """Frozen features for which ``head.weight`` was used, until the next gradient."""
+    """Frozen features that wait for their logits: a gradient that nothing explains is theirs."""
     size: float = 0.0
     """The largest number that the values were computed from since the last comparison."""
 
@@ -201,8 +199,7 @@ class NaiveHead:
     def reached(self, graph: Graph, only_weight: bool = False) -> list[Call]:
         """Return the calls that are told of a backward pass, whether it counts or not."""
         told = [call for call in graph.calls if not (only_weight and call.needs_gradient_of_h)]
-        self.asked |= any(call.state is State.WAITING for call in told)
-        self.unsure |= any(call.state in (State.PENDING, State.WRITTEN) for call in told)
+        self.asked |= any(call.state is not State.LOST for call in told)
         return [call for call in told if call.state is State.WAITING]
 
     def add_gradients(self, graph: Graph, names: list[str]) -> None:
@@ -211,7 +208,7 @@ class NaiveHead:
             if name == "weight" and self.frozen:
                 continue
             if name == "weight":
-                self.came, self.aliased = True, []
+                self.came = True
             old = self.gradients[name]
             self.gradients[name] = graph.gradients[name] if old is None else old + graph.gradients[name]
 
@@ -252,7 +249,6 @@ class NaiveHead:
         if not self.attached:
             return (False,)
         self.lose(self.unclaimed)
-        self.aliased = []
         if self.gradients["weight"] is None and not self.frozen:
             return (False,)
         silent = not (self.pending or self.asked or self.told) and self.memorizing
@@ -304,7 +300,6 @@ class NaiveHead:
         self.set_waiting()
         self.lose(calls)
         self.attached = self.asked = self.came = self.told = self.unsure = False
-        self.aliased = []
 
     def grow(self, rows: Tensor) -> None:
         n = len(rows)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
-from tests.naive_head import Batch, Call, Graph, NaiveHead, State
+from tests.naive_head import Batch, Call, Graph, NaiveHead
 from tests.oracle import IGNORED
 
 FEATURES = 3
@@ -92,10 +92,8 @@ class SideBySide:
     def compute(self, drawn: Drawn, way: str) -> Loss:
         """Compute a loss in one of the ways that there are, and keep it."""
         batch = self.batch(drawn)
-        if (
-            self.model.unclaimed or self.model.aliased
-        ):  # else nobody could tell which of the calls a gradient belongs to
-            way = way if way == "remember first" and batch.h.grad_fn is None else "loss"
+        if len(batch.h) == 0 and batch.h.grad_fn is None and not way.startswith("targets"):
+            way = "loss"  # activations without memory cannot be told apart
         if way.endswith("loss") or way == "loss not remembered" or self.head.num_classes == 0:
             value, graph = self._by_the_head(batch, way, REDUCTIONS[drawn["seed"] % len(REDUCTIONS)])
         elif way.startswith("targets"):
@@ -120,25 +118,28 @@ class SideBySide:
         if shift:
             h, targets = h.unsqueeze(0), targets.unsqueeze(0)
             batch = replace(batch, targets=torch.cat([batch.targets[1:], batch.targets[:1] * 0 + IGNORED]))
-        with self._may_warn(True), self.head.targets(targets, shift=shift):
+        with self._may_warn(torch.is_grad_enabled()), self.head.targets(targets, shift=shift):
             logits = self.head(h).reshape(-1, self.head.num_classes)
-        self.model.asked |= self.model.attached and self.head.training
         return self._own_loss(logits, batch, [batch.call()] if self._remembers() else [])
 
     def _with_remember(self, batch: Batch, way: str) -> tuple[Tensor, Graph]:
         lone = batch.h.grad_fn is None
-        functional = way == "functional" and not (lone and self.model.frozen)  # that has no gradient to be noticed by
+        if lone and any(call.h.shape == batch.h.shape for call in self.model.unclaimed):
+            way = "remember first"  # else this h could be what another one has become, say after dropout
+        if lone and self.model.frozen and way == "functional":
+            way = "remember first"  # else there is no gradient to be noticed by
         calls = self.remember(batch) if way in ("remember first", "functional") else []
-        logits = F.linear(batch.h, self.head.weight, self.head.bias) if functional else self.head(batch.h)
-        self.model.aliased += calls if functional and lone else []
+        logits = self._logits(batch, way == "functional")
         return self._own_loss(logits, batch, self.remember(batch) if way == "head first" else calls)
+
+    def _logits(self, batch: Batch, functional: bool) -> Tensor:
+        return F.linear(batch.h, self.head.weight, self.head.bias) if functional else self.head(batch.h)
 
     def remember(self, batch: Batch) -> list[Call]:
         with self._may_warn(torch.is_grad_enabled()):
             self.head.remember(batch.h, batch.targets)
         if not self._remembers():
             return []
-        self.model.asked = True
         return [batch.call(needs_gradient_of_h=batch.h.grad_fn is not None)]
 
     def hold(self, batch: Batch) -> None:
@@ -147,10 +148,10 @@ class SideBySide:
         self.held = [*self.held, *held][-MOST_LOSSES:]
         self.model.unclaimed += [each.call for each in held if not each.call.needs_gradient_of_h]
 
-    def use(self, held: Held) -> None:
+    def use(self, held: Held, functional: bool) -> None:
         """Compute the loss of a batch that was remembered."""
         self.model.unclaimed = [call for call in self.model.unclaimed if call is not held.call]
-        value, graph = self._own_loss(self.head(held.batch.h), held.batch, [held.call])
+        value, graph = self._own_loss(self._logits(held.batch, functional), held.batch, [held.call])
         self._keep(value, held.batch, graph, "alive")
 
     def _own_loss(self, logits: Tensor, batch: Batch, calls: list[Call]) -> tuple[Tensor, Graph]:
@@ -193,8 +194,6 @@ class SideBySide:
 
     def backward(self, loss: Loss, how: str, retain: bool = True) -> None:
         """Make a backward pass through a loss in one of the ways that there are."""
-        if not self.is_clear(loss):
-            return
         if loss.outgrown:
             with pytest.raises(RuntimeError, match=r"add_classes|modified by an inplace operation"):
                 loss.value.backward(retain_graph=retain)
@@ -215,7 +214,7 @@ class SideBySide:
         elif loss.x.requires_grad and how == "input alone":
             torch.autograd.grad(loss.value, loss.x, retain_graph=retain)
             self.model.reached(loss.graph)
-        elif loss.x.requires_grad and how == "failure" and not self.model.unclaimed:
+        elif loss.x.requires_grad and how == "failure":
             self._fail_in_backward(loss)
 
     def _backpropagate(self, loss: Loss, retain: bool, inputs: list[Tensor] | None) -> None:
@@ -248,13 +247,6 @@ class SideBySide:
         (one.value + other.value).backward()
         self.losses = [loss for loss in self.losses if loss not in (one, other)]
         self.model.backward(one.graph, other.graph)
-
-    def is_clear(self, loss: Loss) -> bool:
-        """Return whether it is clear which calls the gradient of a loss belongs to."""
-        waiting = [call for call in loss.graph.calls if call.state is State.WAITING]
-        if any(not call.needs_gradient_of_h for call in waiting):
-            return True
-        return not self.model.aliased and not (self.model.unclaimed and waiting)
 
     def is_stale(self, loss: Loss) -> bool:
         """Return whether the weight has changed since, which autograd refuses if it needs the weight."""

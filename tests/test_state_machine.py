@@ -103,13 +103,13 @@ class Machine(SideBySide, RuleBasedStateMachine):
 
     @rule(batch=batches)
     def remember_for_later(self, batch: Drawn) -> None:
-        self.hold(self.batch(batch))
+        self.hold(self.batch(batch | {"life": "alive"}))
 
     @precondition(lambda self: self.held and self.model.classes)
-    @rule(index=which, again=st.booleans())
-    def use_what_was_remembered(self, index: int, again: bool) -> None:
+    @rule(index=which, functional=st.booleans(), again=st.booleans())
+    def use_what_was_remembered(self, index: int, functional: bool, again: bool) -> None:
         held = self.held[index % len(self.held)]
-        self.use(held)
+        self.use(held, functional and not self.model.frozen)
         if not again or not held.call.needs_gradient_of_h:
             self.held.remove(held)
 
@@ -143,8 +143,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
     @rule(first=which, second=which)
     def backward_of_two_losses(self, first: int, second: int) -> None:
         both = [self.losses[index % len(self.losses)] for index in (first, second)]
-        usable = [not loss.outgrown and not self.is_stale(loss) and self.is_clear(loss) for loss in both]
-        if both[0] is not both[1] and all(usable):
+        if both[0] is not both[1] and not any(loss.outgrown or self.is_stale(loss) for loss in both):
             self.backward_of_a_sum(*both)
 
     # Gradients and steps
@@ -269,9 +268,8 @@ def misuse_the_context(machine: Machine) -> None:
     h, y = torch.ones(1, FEATURES, dtype=machine.weight.dtype), torch.tensor([-100])
     with machine._may_warn(True), pytest.raises(RuntimeError, match="second time"), head.targets(y):
         head(h) + head(h)
-    machine.model.asked |= machine.model.attached
-    with pytest.raises(RuntimeError, match="not called"), head.targets(y):
-        pass
+    with pytest.raises(RuntimeError, match="outside of"), head.targets(y):
+        head.loss(h, y)
     with pytest.raises(ValueError, match="shape"), head.targets(y.repeat(2)):
         head(h)
 
