@@ -107,7 +107,7 @@ class SideBySide:
             batch = _softened(batch, self.head.num_classes)
         remember = way != "loss not remembered"
         targets = batch.targets if batch.probabilities is None else batch.probabilities
-        with self._may_warn(remember and torch.is_grad_enabled()):
+        with self.may_warn(remember and torch.is_grad_enabled()):
             value = self.head.loss(batch.h, targets, reduction=reduction, remember=remember)
         self.model.asked |= self.model.attached
         calls = [batch.call()] if remember and self._remembers() else []
@@ -118,7 +118,7 @@ class SideBySide:
         if shift:
             h, targets = h.unsqueeze(0), targets.unsqueeze(0)
             batch = replace(batch, targets=torch.cat([batch.targets[1:], batch.targets[:1] * 0 + IGNORED]))
-        with self._may_warn(torch.is_grad_enabled()), self.head.targets(targets, shift=shift):
+        with self.may_warn(torch.is_grad_enabled()), self.head.targets(targets, shift=shift):
             logits = self.head(h).reshape(-1, self.head.num_classes)
         return self._own_loss(logits, batch, [batch.call()] if self._remembers() else [])
 
@@ -136,7 +136,7 @@ class SideBySide:
         return F.linear(batch.h, self.head.weight, self.head.bias) if functional else self.head(batch.h)
 
     def remember(self, batch: Batch) -> list[Call]:
-        with self._may_warn(torch.is_grad_enabled()):
+        with self.may_warn(torch.is_grad_enabled()):
             self.head.remember(batch.h, batch.targets)
         if not self._remembers():
             return []
@@ -173,7 +173,7 @@ class SideBySide:
         return self.head.training and torch.is_grad_enabled() and self.model.attached
 
     @contextmanager
-    def _may_warn(self, asked: bool) -> Iterator[None]:
+    def may_warn(self, asked: bool) -> Iterator[None]:
         """Check that a head that is asked to remember says once that it is not attached, and nothing else."""
         expected = asked and self.head.training and not self.model.attached and not self.model.warned
         with self._warns("not attached", expected):
@@ -253,6 +253,21 @@ class SideBySide:
         return loss.weight_version != _version(self.weight)
 
     # Gradients and steps
+
+    def train_on_broken(self, batch: Batch) -> None:
+        """Backpropagate a loss of activations that are not finite, and mend the gradients, as users do."""
+        with self.may_warn(True):
+            loss = self.head.loss(batch.h, batch.targets)
+        self.model.asked |= self.model.attached
+        if not loss.requires_grad:
+            return
+        loss.backward()
+        for parameter in self.head.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.01, 0.01, 0.01).clamp_(-1, 1)
+        unknown = {name: torch.zeros_like(each) for name, each in self.model.parameters.items()}
+        self.model.backward(Graph(0.0, unknown, [batch.call()] if self._remembers() else [], 1.0))
+        self.adopt_gradients()
 
     def clear(self, to_none: bool, whose: str) -> None:
         if whose == "by hand":
