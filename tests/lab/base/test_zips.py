@@ -7,7 +7,6 @@ import pytest
 
 from hebbian_softmax.lab.base.zips import open_zip
 
-
 MANY = pytest.param(70_000, b"", marks=pytest.mark.slow)  # more than two bytes can count; takes seconds
 
 
