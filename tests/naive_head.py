@@ -126,7 +126,7 @@ class NaiveHead:
     told: bool = False
     """Whether the head has said that nothing was remembered."""
     unsure: bool = False
-    """Whether a pass that has failed may have brought a gradient."""
+    """Whether, since the last step, a pass has failed at a place that is left open."""
     pending: list[Call] = field(default_factory=list)
     unclaimed: list[Call] = field(default_factory=list)
     """Frozen features that wait for their logits: a gradient that nothing explains is theirs."""

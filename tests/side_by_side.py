@@ -224,7 +224,7 @@ class SideBySide:
             if not self.is_stale(loss) or "modified by an inplace operation" not in str(error):
                 raise
             self.losses.remove(loss)
-            self.model.reached(loss.graph)
+            self.model.unsure = True
             return
         self.model.backward(loss.graph, only_weight=inputs is not None)
 
