@@ -289,7 +289,7 @@ class NaiveHead:
     # Other changes
 
     def lose(self, calls: list[Call]) -> None:
-        """Forget these calls, unless they are pending or written already."""
+        """Forget calls that wait."""
         for call in calls:
             if call.state is State.WAITING:
                 call.state = State.LOST
@@ -297,8 +297,9 @@ class NaiveHead:
 
     def detach(self, calls: list[Call]) -> None:
         """Forget what is pending and what waits: the attachment has ended."""
-        self.set_waiting()
-        self.lose(calls)
+        self.pending, self.unclaimed = [], []
+        for call in calls:
+            call.state = State.LOST
         self.attached = self.asked = self.came = self.told = self.unsure = False
 
     def grow(self, rows: Tensor) -> None:

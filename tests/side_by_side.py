@@ -150,8 +150,10 @@ class SideBySide:
 
     def use(self, held: Held, functional: bool) -> None:
         """Compute the loss of a batch that was remembered."""
-        self.model.unclaimed = [call for call in self.model.unclaimed if call is not held.call]
-        value, graph = self._own_loss(self._logits(held.batch, functional), held.batch, [held.call])
+        call = held.call
+        known = call.needs_gradient_of_h or call in self.model.unclaimed  # else its time is over
+        self.model.unclaimed = [each for each in self.model.unclaimed if each is not call]
+        value, graph = self._own_loss(self._logits(held.batch, functional), held.batch, [call] if known else [])
         self._keep(value, held.batch, graph, "alive")
 
     def _own_loss(self, logits: Tensor, batch: Batch, calls: list[Call]) -> tuple[Tensor, Graph]:

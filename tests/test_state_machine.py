@@ -185,6 +185,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
         if what == "memorizing":
             self.head.memorizing = self.model.memorizing = not self.head.memorizing
         elif self.weight.grad is None and not (self.losses or self.held or self.model.pending):
+            self.step()
             self.model.frozen = not self.model.frozen
             self.weight.requires_grad_(not self.model.frozen)
 
