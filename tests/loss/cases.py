@@ -87,8 +87,11 @@ def make(
 
 
 def eager(case: Case, **options: object) -> Tensor:
+    """Return the loss of eager torch, at least in float32, for logits in the dtype of the operands."""
     logits = F.linear(case.input, case.linear_weight, case.linear_bias)
-    return F.cross_entropy(logits, case.target, weight=case.weight, **options)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    weight = None if case.weight is None else case.weight.to(logits.dtype)
+    return F.cross_entropy(logits, case.target, weight=weight, **options)
 
 
 def ours(case: Case, **options: object) -> Tensor:
@@ -132,4 +135,4 @@ def assert_no_worse_than_eager(case: Case, impl: str, workspace: int | None = No
     if options.get("reduction", "mean") != "none":
         upstream = upstream[0]
     for results in compared(case, impl, workspace, upstream, **options):
-        assert_no_worse(*results)
+        assert_no_worse(*results, case.input.dtype)

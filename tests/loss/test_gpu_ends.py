@@ -39,7 +39,7 @@ def test_prepare(n: int, ignored: float, zero_if_empty: bool, mean: bool) -> Non
     target = torch.randint(V, (n,))
     target[torch.rand(n) < ignored] = IGNORED
     reduction = "mean" if mean else "sum"
-    settings = Settings("chunked", None, torch.float32, torch.float32, reduction, IGNORED, False, zero_if_empty)
+    settings = Settings("chunked", None, torch.float32, reduction, IGNORED, False, zero_if_empty)
     expected = prepare(target, V, Weighting(None, 0.0), settings)
     masked, scale, share, good = prepared(target.to(DEVICE), mean, zero_if_empty)
     assert good

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
 from hebbian_softmax.loss import checks, reference
-from hebbian_softmax.loss.dtypes import product_dtype, result_dtype, wide
+from hebbian_softmax.loss.dtypes import product_dtype, wide
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
@@ -43,7 +43,8 @@ def linear_cross_entropy(
         \ell_i = -\log \frac{\exp(h_i \cdot W_{y_i})}{\sum_v \exp(h_i \cdot W_v)}
 
     The arguments are those of torch 2.13's ``F.linear_cross_entropy`` with class indices, and ``impl`` and
-    ``workspace``. Gradients are exact, and computed only for the operands that require them.
+    ``workspace``. The loss of operands in half precision is in float32. Gradients are exact, in the dtype of their
+    operands, and computed only for those that require them.
 
     Args:
         input: the activations h, (d,) or (N, d).
@@ -55,9 +56,9 @@ def linear_cross_entropy(
         ignore_index: targets of this value take no part in the loss; None means -100.
         label_smoothing: ε in [0, 1], as in ``F.cross_entropy``.
         impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
-            CUDA devices of capability 9.0 or more, in bfloat16, with d divisible by 8). ``auto`` takes the fastest that
-            fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
-            ``torch.export``. Only ``reference`` can be differentiated twice.
+            CUDA devices of capability 9.0 or more, in bfloat16 and not float16, with d divisible by 8). ``auto`` takes
+            the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
+            differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
             default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
@@ -75,7 +76,8 @@ def linear_cross_entropy(
     ignore_index = _IGNORED if ignore_index is None else ignore_index
     if plain and checks.is_usual(input, linear_weight, target):
         if _is_tiny(input, linear_weight, workspace):
-            return F.cross_entropy(F.linear(input, linear_weight), target)
+            logits = F.linear(input, linear_weight)
+            return F.cross_entropy(logits.to(wide(logits.dtype)), target)
     else:
         checks.check_options(reduction, ignore_index, label_smoothing)
         checks.check_how(impl, workspace)
@@ -119,8 +121,7 @@ def cross_entropy(
     target = target.long()
     if linear_weight.shape[0] == 0:
         checks.check_values(target, 0, ignore_index)
-        result = result_dtype(input) if copy is None else linear_weight.dtype
-        return reference.without_classes(input, linear_weight, linear_bias, reduction, zero_if_empty, result)
+        return reference.without_classes(input, linear_weight, linear_bias, reduction, zero_if_empty)
     if (
         impl == "auto"
         and copy is None
@@ -142,7 +143,6 @@ def cross_entropy(
         impl=impl,
         workspace=workspace,
         products=products,
-        result=result_dtype(input) if copy is None else linear_weight.dtype,
         reduction=reduction,
         ignore_index=ignore_index,
         differentiable=torch.is_grad_enabled(),

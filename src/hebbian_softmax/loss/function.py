@@ -25,8 +25,6 @@ class Settings:
     workspace: int | None
     products: torch.dtype
     """The dtype of the matrix products."""
-    result: torch.dtype
-    """The dtype of the loss."""
     reduction: str
     ignore_index: int
     differentiable: bool
@@ -84,7 +82,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             losses = weighting.losses(problem, terms)
             if settings.reduction != "none":
                 losses = losses.sum() * share
-            return losses.to(settings.result)
+            return losses
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
@@ -146,8 +144,8 @@ def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[E
         if impl == "triton":
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
-                "or more with 160 KiB of shared memory, Triton, bfloat16, a number of features divisible by 8, "
-                "and input and linear_weight that start at a "
+                "or more with 160 KiB of shared memory, Triton, bfloat16 (in float16 it would overflow), "
+                "a number of features divisible by 8, and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )
     return chunked, workspace or chunked.default_workspace(problem)

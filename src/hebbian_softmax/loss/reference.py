@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax.loss.dtypes import autocasts
+from hebbian_softmax.loss.dtypes import wide
 
 
 def cross_entropy(
@@ -22,19 +22,24 @@ def cross_entropy(
     label_smoothing: float,
     zero_if_empty: bool,
 ) -> Tensor:
-    """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
+    """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``, at least in float32.
 
     With ``zero_if_empty``, a mean over no target is 0 with zero gradients instead of NaN.
     """
-    logits = F.linear(input, linear_weight, linear_bias)
-    weight = None if weight is None else weight.to(torch.float32 if autocasts(input) else logits.dtype)
+    logits = _logits(input, linear_weight, linear_bias)
+    weight = None if weight is None else weight.to(logits.dtype)
     options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     if reduction != "mean" or not zero_if_empty:
         return F.cross_entropy(logits, target, reduction=reduction, **options)
     losses = F.cross_entropy(logits, target, reduction="none", **options)
     total = target_weight(target, weight, ignore_index)
-    mean = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)) / torch.where(total == 0, 1, total)
-    return mean.to(losses.dtype)
+    return losses.sum() / torch.where(total == 0, 1, total)
+
+
+def _logits(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
+    """Return the logits, rounded to the dtype of the products as ``F.linear`` does it, but at least in float32."""
+    logits = F.linear(input, linear_weight, linear_bias)
+    return logits.to(wide(logits.dtype))
 
 
 def without_classes(
@@ -43,14 +48,13 @@ def without_classes(
     linear_bias: Tensor | None,
     reduction: str,
     zero_if_empty: bool,
-    dtype: torch.dtype,
 ) -> Tensor:
-    """Return the loss in ``dtype`` where there are no classes, so that every row is ignored: 0 with zero gradients.
+    """Return the loss where there are no classes, so that every row is ignored: 0 with zero gradients.
 
     The mean over no target is NaN, as in ``F.cross_entropy``, unless ``zero_if_empty``.
     """
     bias = None if linear_bias is None else linear_bias.to(input.dtype)
-    losses = F.linear(input, linear_weight.to(input.dtype), bias).sum(-1, dtype=dtype)
+    losses = F.linear(input, linear_weight.to(input.dtype), bias).sum(-1, dtype=wide(input.dtype))
     if reduction == "none":
         return losses
     return losses.sum() * torch.nan if reduction == "mean" and not zero_if_empty else losses.sum()
@@ -61,8 +65,7 @@ def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: 
 
     Both are NaN where a logit is +inf, which ``logsumexp`` alone would take for a distribution.
     """
-    logits = F.linear(input, linear_weight, linear_bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = _logits(input, linear_weight, linear_bias)
     normaliser = logits.logsumexp(1)
     normaliser = normaliser.masked_fill(normaliser == torch.inf, torch.nan)
     at_target = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]

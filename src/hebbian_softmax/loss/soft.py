@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax.loss.dtypes import result_dtype, wide
+from hebbian_softmax.loss.dtypes import wide
 
 
 def soft_cross_entropy(
@@ -34,4 +34,4 @@ def soft_cross_entropy(
     )
     if reduction == "mean":
         loss = loss / max(logits.shape[0], 1)
-    return loss.to(result_dtype(input))
+    return loss
