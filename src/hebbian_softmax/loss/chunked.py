@@ -57,7 +57,7 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
             inside, local = _in_tile(target, classes)
-            for group, e in tiles.groups(z, back=False):
+            for group, e in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
                 at_target = e.gather(1, y)
                 if known is None:
@@ -90,10 +90,12 @@ def row_terms_and_gradients(
         a, b, target = normaliser_scale[rows, None], target_scale[rows, None], problem.target[rows, None]
         y = target.clamp(min=0)
         known = tiles.target_logits(rows)
-        target_logit = z.gather(1, y) if known is None else known
-        z.scatter_(1, y, -torch.inf)
+        target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
-        for group, e in tiles.groups(z):
+        for group, e in tiles.groups(z, everything):
+            if known is None:
+                target_logit[group] = e.gather(1, y[group])
+            e.scatter_(1, y[group], -torch.inf)
             m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # M must be finite, even without another class.
             s = e.sub_(m).exp_().sum(1, keepdim=True)
             log_s = s.log()
@@ -125,7 +127,7 @@ def gradients(
     for classes in ranges(problem.weight.shape[0], plan.classes):
         for rows in ranges(len(problem.target), plan.rows):
             z = tiles.logits(rows, classes)
-            for group, e in tiles.groups(z):
+            for group, e in tiles.groups(z, classes):
                 at = slice(rows.start + group.start, rows.start + group.stop)
                 e.sub_(shift[at, None]).sub_(rest_of_shift[at, None]).exp_().mul_(normaliser_scale[at, None])
                 inside, y = _in_tile(problem.target[at, None], classes)

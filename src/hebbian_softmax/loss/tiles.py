@@ -102,7 +102,7 @@ class Tiles:
         self._group: Tensor | None = None
 
     def logits(self, rows: slice, classes: slice) -> Tensor:
-        """Return z of a tile, in the shared buffer."""
+        """Return z of a tile without the prior, in the shared buffer; :meth:`finish` adds the prior."""
         h = self.problem.input[rows].to(self.dtype)
         z = self._logits[: h.shape[0], : classes.stop - classes.start]
         for part, here in self._blocks(classes, self.converts):
@@ -122,18 +122,28 @@ class Tiles:
         for some in ranges(len(target), max(self.plan.block // 2, 1)):
             h = self.problem.input[rows][some].to(self.wide)
             torch.bmm(h[:, None], self.problem.weight[target[some]].to(self.wide)[:, :, None], out=found[some, None])
-        return found if self.problem.bias is None else found.add_(self.problem.bias[target, None])
+        for each in (self.problem.bias, self.problem.prior):
+            if each is not None:
+                found += each[target, None]
+        return found
 
-    def groups(self, z: Tensor, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some rows of z at a time in at least float32; ``back`` copies what is written there to z."""
+    def finish(self, z: Tensor, classes: slice) -> Tensor:
+        """Make the logits of some rows and classes final, in place and in at least float32; return them."""
+        return z if self.problem.prior is None else z.add_(self.problem.prior[classes])
+
+    def groups(self, z: Tensor, classes: slice, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the final logits of a tile, in at least float32, some rows at a time.
+
+        ``back`` copies what is written there to z.
+        """
         for rows in ranges(z.shape[0], self.plan.group):
             if self.dtype == self.wide:
-                yield rows, z[rows]
+                yield rows, self.finish(z[rows], classes)
                 continue
             if self._group is None:
                 self._group = z.new_empty(self.plan.group, padded(self.plan.classes), dtype=self.wide)
             group = self._group[: rows.stop - rows.start, : z.shape[1]].copy_(z[rows])
-            yield rows, group
+            yield rows, self.finish(group, classes)
             if back:
                 z[rows].copy_(group)
 
