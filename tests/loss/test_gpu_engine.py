@@ -19,6 +19,7 @@ from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.gpu.schedule import Schedule
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 from tests.interpreter import interpreted_or_on_gpu, recorded_launches
+from tests.operations import Watch
 
 pytest.importorskip("triton", reason="the engine needs Triton")
 engine = pytest.importorskip("hebbian_softmax.loss.gpu.engine")
@@ -210,9 +211,30 @@ def test_all_targets_equal_and_last() -> None:
 def test_only_what_is_needed(wanted: str) -> None:
     problem, a = make(30, 16, 90, bias=True)
     needs = replace(Needs(None, None, None), **{wanted: torch.float32})
-    _, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
-    for name in ("input", "weight", "bias"):
-        assert (getattr(gradients, name) is not None) == (name == wanted)
+    with Watch() as one_pass, recorded_launches() as launches:
+        terms, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
+    with Watch() as again:
+        second = engine.gradients(problem, terms, a, a, needs, LARGE)
+    for each, watch in ((gradients, one_pass), (second, again)):
+        for name in ("input", "weight", "bias"):
+            assert (getattr(each, name) is not None) == (name == wanted)
+        assert len(watch.products) == (wanted != "bias")  # The kernels make the logits, and the bias's gradient.
+    kernels = [each.kernel for each in launches]
+    assert ("finish_input" in kernels) == (wanted == "input")
+    assert ("column_sums" in kernels) == (wanted == "bias")
+    assert all(each.options["SCALE"] == (wanted == "weight") for each in launches if each.kernel == "settle")
+    check(problem, a, a, (None, gradients), (None, second))
+
+
+def test_a_frozen_head_computes_its_logits_once_in_little_memory() -> None:
+    """Small chunks of rows cost more only where each of them reads and writes dW."""
+    problem, a = make(600, 8, 300)
+    workspace = 200 * problem.input.element_size() * 320
+    assert Schedule.of_rows(problem, Needs(DTYPE, torch.float32, None), workspace, processors=132) is None
+    with recorded_launches() as launches:
+        _, gradients = engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
+    scores, settle = (sum(each.kernel == name for each in launches) for name in ("scores", "settle"))
+    assert scores == settle >= 3
     check(problem, a, a, (None, gradients))
 
 
