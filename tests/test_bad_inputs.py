@@ -100,6 +100,17 @@ CLASS_WEIGHT_ROWS: list[Row] = [
     ("reduction", None, ValueError, "reduction"),
     *a_number("label_smoothing", -0.1, 1.1),
 ]
+PRIOR_ROWS: list[Row] = [
+    ("prior", [0.0] * 6, TypeError, "prior must be a tensor"),
+    ("prior", torch.zeros(5), ValueError, "shape"),
+    ("prior", torch.zeros(6, dtype=torch.int64), TypeError, "floating point"),
+    ("prior", torch.zeros(6, requires_grad=True), ValueError, "linear_bias"),
+    ("prior", torch.zeros(6, device="meta"), ValueError, "device"),
+    ("prior", torch.tensor([0, 0, 0, 0, 0, NAN]), ValueError, "got nan"),
+    ("prior", torch.tensor([0, 0, INF, 0, 0, 0]), ValueError, "got inf"),
+]
+MASKED_ROWS: list[Row] = [("prior", torch.tensor([0, 0, 0, 0, 0, -INF]), ValueError, "masks with -inf, got 5")]
+"""One of the good targets is masked."""
 STREAM_ROWS: list[Row] = [
     ("h", [1.0], TypeError, "h must be a tensor"),
     ("h", KEYS.long(), TypeError, "floating point"),
@@ -216,6 +227,8 @@ TABLE: dict[str, list[Row]] = {
         *BATCH_ROWS,
         ("h", H.double(), TypeError, "dtype"),
         *CLASS_WEIGHT_ROWS,
+        *PRIOR_ROWS,
+        *MASKED_ROWS,
         *a_flag("remember"),
     ],
     "HebbianSoftmax.remember": BATCH_ROWS,
@@ -234,9 +247,9 @@ TABLE: dict[str, list[Row]] = {
     "HebbianSoftmax.add_classes": [*an_integer("n", 1), ("optimizer", "adam", TypeError, "optimizer")],
     "HebbianSoftmax.reset_memory": COUNTS_ROWS,
     "prepare_fsdp": [("head", None, TypeError, "fully_shard"), ("head", a_head(), TypeError, "fully_shard")],
-    "linear_cross_entropy": [*LOSS_ROWS, *TARGET_ROWS, *CLASS_WEIGHT_ROWS],
-    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS],
-    "linear_topk": [*LOSS_ROWS, *an_integer("k", 1), ("k", 7, ValueError, "k must be at most")],
+    "linear_cross_entropy": [*LOSS_ROWS, *TARGET_ROWS, *CLASS_WEIGHT_ROWS, *PRIOR_ROWS, *MASKED_ROWS],
+    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS],
+    "linear_topk": [*LOSS_ROWS, *PRIOR_ROWS, *an_integer("k", 1), ("k", 7, ValueError, "k must be at most")],
     "NeuralCache": [*an_integer("size", 1), *a_number("theta", 0.0, -1.0, INF)],
     "NeuralCache.observe": [*STREAM_ROWS, *LABEL_ROWS],
     "NeuralCache.log_prob": [*STREAM_ROWS, *LABEL_ROWS, *a_workspace()],

@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.output_layer.problems import Problem
 from hebbian_softmax.loss import linear_cross_entropy
 from hebbian_softmax.loss.api import cross_entropy
+from hebbian_softmax.loss.options import Options
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """The mean loss, the gradient of h and the gradient of W."""
@@ -68,16 +69,9 @@ def ours_master(problem: Problem) -> tuple[Run, str]:
     if copy.dtype != torch.bfloat16:
         raise UnavailableError("the weight is in float32 already")
     master = copy.float().requires_grad_()
-    options: dict[str, Any] = {
-        "linear_bias": None,
-        "weight": None,
-        "reduction": "mean",
-        "ignore_index": -100,
-        "label_smoothing": 0.0,
-    }
 
     def run() -> Gradients:
-        value = cross_entropy(problem.h, master, problem.targets, copy=copy, **options)  # As in head.loss.
+        value = cross_entropy(problem.h, master, problem.targets, None, Options(), copy=copy)  # As in head.loss.
         h_gradient, weight_gradient = torch.autograd.grad(value, (problem.h, master))
         return value.detach(), h_gradient, weight_gradient
 

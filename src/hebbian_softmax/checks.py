@@ -152,10 +152,13 @@ def check_same_place(weight: Tensor, h: Tensor) -> None:
 
 
 def check_target_values(targets: Tensor, *, num_classes: int, ignore_index: int) -> None:
-    """Check the values of targets on the CPU only: reading them back from an accelerator would stall it.
+    """Check the values of classes or probabilities, of classes on the CPU only: reading them back would stall a GPU.
 
     The values of a sample inside of ``vmap`` cannot be read; there the loss fails as ``F.cross_entropy`` does.
     """
+    if targets.is_floating_point():
+        check_probabilities(targets)
+        return
     if targets.device.type != "cpu" or _torch.is_vmapped(targets):
         return
     bad = ((targets < 0) | (targets >= num_classes)) & (targets != ignore_index)

@@ -18,7 +18,8 @@ from hebbian_softmax.attach.frozen import WeightInUse
 from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
-from hebbian_softmax.loss.checks import check_class_weight, check_options, check_same_dtype
+from hebbian_softmax.loss.checks import check_same_dtype
+from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -248,21 +249,23 @@ class HebbianSoftmax(nn.Linear):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
+        prior: Tensor | None = None,
         remember: bool = True,
     ) -> Tensor:
         """Return the cross-entropy of activations (..., features) and class indices (...); remember both in training.
 
         It is ``F.cross_entropy(head(dropout(h)), targets, ...)``, where ``weight`` stands for the class weights; but
-        where every target is ignored it is 0 with zero gradients. The activations are memorised at the optimizer step
-        that applies the gradient of this loss.
+        where every target is ignored it is 0 with zero gradients. ``prior`` is added to the logits of each class, as in
+        :func:`~hebbian_softmax.linear_cross_entropy`. The activations are memorised at the optimizer step that applies
+        the gradient of this loss.
 
         Targets may also be probabilities (..., num_classes), as from mixup or a teacher. An activation is then
         memorised for the class that has more than half of the probability; where no class has, it is not memorised.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
         weight_of_head = self._own_weight()
-        check_options(reduction, self.ignore_index, label_smoothing)
-        check_class_weight(weight, weight_of_head)
+        options = Options(weight, reduction, self.ignore_index, label_smoothing, prior)
+        options.check(weight_of_head)
         if not torch.compiler.is_compiling():
             if self.context is not None:
                 raise RuntimeError("head.loss remembers by itself; call it outside of head.targets(...)")
@@ -271,20 +274,19 @@ class HebbianSoftmax(nn.Linear):
             if _torch.is_sharded(weight_of_head):
                 refuse_sharded(weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
-            self._check_values(flat_targets)
+            checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
         dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
         if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
             dropped, copy = dropped.to(weight_of_head.dtype), None
-        options: dict[str, Any] = {"weight": weight, "reduction": reduction, "label_smoothing": label_smoothing}
+        operands = dropped, weight_of_head, flat_targets, self.bias
         if soft:
-            loss = soft_cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
+            loss = soft_cross_entropy(*operands, options)
             flat_targets = checks.majority_class(flat_targets, self.ignore_index)
         else:
-            options |= {"ignore_index": self.ignore_index, "zero_if_empty": True, "copy": copy}
-            loss = cross_entropy(dropped, weight_of_head, flat_targets, linear_bias=self.bias, **options)
+            loss = cross_entropy(*operands, options, zero_if_empty=True, copy=copy)
         if reduction == "none":
             loss = loss.view(h.shape[:-1])
         if self._attachment is not None:
@@ -473,15 +475,9 @@ class HebbianSoftmax(nn.Linear):
         """Check a batch; return its activations (N, features) and the classes (N,) for which they are memorised."""
         follow_weight(self)
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
-        self._check_values(flat_targets)
+        checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         soft = flat_targets.is_floating_point()
         return flat, checks.majority_class(flat_targets, self.ignore_index) if soft else flat_targets
-
-    def _check_values(self, targets: Tensor) -> None:
-        if targets.is_floating_point():
-            checks.check_probabilities(targets)
-        else:
-            checks.check_target_values(targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""

@@ -44,6 +44,7 @@ class Case:
     target: Tensor
     linear_bias: Tensor | None = None
     weight: Tensor | None = None
+    prior: Tensor | None = None
 
     def operands(self) -> list[Tensor]:
         """Return the operands that have gradients."""
@@ -55,7 +56,8 @@ class Case:
         def copy(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
-        return Case(copy(self.input), copy(self.linear_weight), self.target, copy(self.linear_bias), copy(self.weight))
+        operands = copy(self.input), copy(self.linear_weight), self.target, copy(self.linear_bias)
+        return Case(*operands, copy(self.weight), copy(self.prior))
 
 
 def make(
@@ -69,9 +71,18 @@ def make(
     weighted: bool = False,
     ignored: float = 0.0,
     scale: float = 1.0,
+    masked: float | None = None,
 ) -> Case:
-    """Return random operands with values that ``dtype`` holds, so that the oracle starts from the same numbers."""
+    """Return random operands with values that ``dtype`` holds, so that the oracle starts from the same numbers.
+
+    ``masked`` is the share of classes that a prior masks, which are no targets; None means no prior.
+    """
     target = torch.randint(v, (n,))
+    prior = None
+    if masked is not None:
+        prior = 3 * torch.randn(v).to(torch.promote_types(dtype, torch.float32))
+        prior[torch.randperm(v)[: int(masked * v)]] = -torch.inf
+        target = torch.where(prior > -torch.inf)[0][torch.randint(v - int(masked * v), (n,))]
     target[torch.rand(n) < ignored] = -100
 
     def operand(values: Tensor) -> Tensor:
@@ -83,18 +94,26 @@ def make(
         target.to(device),
         operand(torch.randn(v)) if bias else None,
         torch.rand(v).to(device, dtype) if weighted else None,
+        None if prior is None else prior.to(device),
     )
 
 
 def eager(case: Case, **options: object) -> Tensor:
+    """Return the loss of eager torch, at least in float32, for logits in the dtype of the operands."""
     logits = F.linear(case.input, case.linear_weight, case.linear_bias)
-    return F.cross_entropy(logits, case.target, weight=case.weight, **options)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    weight, target = None if case.weight is None else case.weight.to(logits.dtype), case.target
+    if case.prior is not None:  # Without the masked classes, the others have other numbers.
+        kept = case.prior > -torch.inf
+        logits, weight = (logits + case.prior)[:, kept], None if weight is None else weight[kept]
+        number = kept.cumsum(0) - 1
+        target = torch.where(target < 0, target, number[target.clamp(min=0)])
+    return F.cross_entropy(logits, target, weight=weight, **options)
 
 
 def ours(case: Case, **options: object) -> Tensor:
-    return linear_cross_entropy(
-        case.input, case.linear_weight, case.target, linear_bias=case.linear_bias, weight=case.weight, **options
-    )
+    constants = {"linear_bias": case.linear_bias, "weight": case.weight, "prior": case.prior}
+    return linear_cross_entropy(case.input, case.linear_weight, case.target, **constants, **options)
 
 
 def with_gradients(loss: Tensor, case: Case, upstream: Tensor | None = None) -> list[Tensor]:
@@ -132,4 +151,4 @@ def assert_no_worse_than_eager(case: Case, impl: str, workspace: int | None = No
     if options.get("reduction", "mean") != "none":
         upstream = upstream[0]
     for results in compared(case, impl, workspace, upstream, **options):
-        assert_no_worse(*results)
+        assert_no_worse(*results, case.input.dtype)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import linear_cross_entropy
+from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from tests.closeness import assert_as_close
 from tests.loss.cases import Case, assert_no_worse_than_eager, every_engine, every_engine_in, make, ours, with_gradients
 from tests.operations import Watch
@@ -53,6 +53,27 @@ def test_what_is_frozen_costs_nothing(reduction, frozen) -> None:
     products = {"input": ((n, v), (v, d)), "linear_weight": ((v, n), (n, d))}
     assert sorted(saved) == sorted(products[name] for name in frozen if name in products)
     assert less.operations < everything.operations
+
+
+@pytest.mark.parametrize("classes", [60, 2**16], ids=["reference", "chunked"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("head_is_frozen", "h_is_frozen"), [(True, False), (False, True), (False, False)])
+def test_a_frozen_head_or_body_saves_its_product(classes, reduction, smoothing, head_is_frozen, h_is_frozen) -> None:
+    """In full-size products, of N × d × V: the logits (once more for ``none``), dh and dW."""
+    n, d = 30, 8
+    head = HebbianSoftmax(d, classes, gamma=0.1, limit=5, bias=False).requires_grad_(not head_is_frozen)
+    h = torch.randn(n, d, requires_grad=not h_is_frozen)
+    with Watch() as watch:
+        loss = head.loss(
+            h, torch.randint(classes, (n,)), reduction=reduction, label_smoothing=smoothing, remember=False
+        )
+        loss.sum().backward()
+    sizes = [left[0] * left[1] * right[1] for left, right in watch.products if min(left + right) > 1]
+    logits = 2 if reduction == "none" and classes > 60 else 1
+    assert sum(sizes) == (logits + (not h_is_frozen) + (not head_is_frozen)) * n * d * classes
+    assert (head.weight.grad is None) == head_is_frozen
+    assert (h.grad is None) == h_is_frozen
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

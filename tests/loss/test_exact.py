@@ -13,6 +13,7 @@ from tests.loss.cases import (
     assert_no_worse_than_eager,
     compared,
     eager,
+    error,
     every_engine,
     every_engine_in,
     make,
@@ -139,3 +140,41 @@ def test_float64_is_left_alone_by_autocast() -> None:
     expected = ours(case, impl="chunked")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ours(case, impl="chunked"), expected)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_is_never_narrower_than_float32(impl, dtype, reduction) -> None:
+    for n, v in ((3, 7), (0, 7), (3, 0)):
+        case = make(n, 8, max(v, 1), dtype=dtype, bias=True, ignored=float(v == 0))
+        if v == 0:
+            case.linear_weight, case.linear_bias = case.linear_weight[:0], case.linear_bias[:0]
+        assert ours(case, impl=impl, reduction=reduction).dtype == torch.promote_types(dtype, torch.float32)
+
+
+@every_engine_in(torch.bfloat16, torch.float16)
+@pytest.mark.parametrize("workspace", [None, 60_000])
+def test_the_logit_of_the_target_is_not_rounded(impl, device, dtype, workspace, monkeypatch) -> None:
+    """Its rounding would go into the loss as it is, while those of the other logits mostly cancel."""
+    multiply_on_every_cpu(monkeypatch)
+    case = make(252, 128, 507, device=device, dtype=dtype, scale=0.5)
+    with torch.no_grad():
+        exact = eager(case.to(torch.float64), reduction="none")
+        found, rounded = ours(case, impl=impl, workspace=workspace, reduction="none"), eager(case, reduction="none")
+    assert error(found, exact) < 0.5 * error(rounded, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("workspace", [None, 9_000])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_on_a_cpu_that_multiplies_in_half_precision(dtype, workspace, reduction, monkeypatch) -> None:
+    multiply_on_every_cpu(monkeypatch)
+    case = make(37, 16, 211, dtype=dtype, bias=True, weighted=True, ignored=0.3)
+    assert_no_worse_than_eager(case, "chunked", workspace, label_smoothing=0.1, reduction=reduction)
+
+
+def multiply_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch say that this CPU has instructions for products in half precision, which it emulates otherwise."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)

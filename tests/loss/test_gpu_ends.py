@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.function import Settings, prepare
+from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_exact
 from tests.interpreter import compile_apart, interpreted_or_on_gpu
@@ -39,7 +40,8 @@ def test_prepare(n: int, ignored: float, zero_if_empty: bool, mean: bool) -> Non
     target = torch.randint(V, (n,))
     target[torch.rand(n) < ignored] = IGNORED
     reduction = "mean" if mean else "sum"
-    settings = Settings("chunked", None, torch.float32, torch.float32, reduction, IGNORED, False, zero_if_empty)
+    options = Options(reduction=reduction, ignore_index=IGNORED)
+    settings = Settings("chunked", None, torch.float32, options, False, zero_if_empty)
     expected = prepare(target, V, Weighting(None, 0.0), settings)
     masked, scale, share, good = prepared(target.to(DEVICE), mean, zero_if_empty)
     assert good

@@ -19,6 +19,7 @@ from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.gpu.schedule import Schedule
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 from tests.interpreter import interpreted_or_on_gpu, recorded_launches
+from tests.operations import Watch
 
 pytest.importorskip("triton", reason="the engine needs Triton")
 engine = pytest.importorskip("hebbian_softmax.loss.gpu.engine")
@@ -32,21 +33,27 @@ h times its factor and the result are rounded to it, by at most half a unit each
 LARGE = 10**9
 
 
-def make(n: int, d: int, v: int, bias: bool = False, scale: float = 1.0) -> tuple[Problem, Tensor]:
-    """Return a problem with an ignored row, and positive scales of its rows."""
+def make(n: int, d: int, v: int, bias: bool = False, scale: float = 1.0, prior: bool = False) -> tuple[Problem, Tensor]:
+    """Return a problem with an ignored row, and positive scales of its rows; a prior masks every third class."""
     h, w = scale * torch.randn(n, d), torch.randn(v, d) / d**0.5
     target = torch.randint(v, (n,))
+    additive = None
+    if prior:
+        additive = (3 * torch.randn(v)).to(DEVICE)
+        additive[::3] = -torch.inf
+        target = (target // 3 * 3 + 1).clamp(max=v - 1 - (v % 3 == 1))
     if n > 2:
         target[1] = -1
     a = torch.where(target < 0, 0, torch.rand(n) + 0.1)
     b = torch.randn(v).to(DEVICE, DTYPE) if bias else None
-    return Problem(h.to(DEVICE, DTYPE), w.to(DEVICE, DTYPE), b, target.to(DEVICE)), a.to(DEVICE)
+    return Problem(h.to(DEVICE, DTYPE), w.to(DEVICE, DTYPE), b, target.to(DEVICE), additive), a.to(DEVICE)
 
 
 def chunked_in(dtype: torch.dtype, problem: Problem, a: Tensor, b: Tensor) -> tuple[RowTerms, Gradients]:
     """Return what the chunked engine finds in float32 or float64."""
     bias = None if problem.bias is None else problem.bias.to(dtype)
-    same = Problem(problem.input.to(dtype), problem.weight.to(dtype), bias, problem.target)
+    prior = None if problem.prior is None else problem.prior.to(dtype)
+    same = Problem(problem.input.to(dtype), problem.weight.to(dtype), bias, problem.target, prior)
     needs = Needs(dtype, dtype, None if bias is None else dtype)
     return chunked.row_terms_and_gradients(same, a.to(dtype), b.to(dtype), needs, LARGE)
 
@@ -66,7 +73,9 @@ def check(problem: Problem, a: Tensor, b: Tensor, *found: tuple[RowTerms | None,
 def largest_logit(problem: Problem) -> float:
     """Return the largest magnitude of a logit: that of the relative error of exp(z), in roundings of z."""
     z = problem.input.double() @ problem.weight.double().T
-    return float((z if problem.bias is None else z + problem.bias.clamp(min=-9)).abs().max()) if z.numel() else 0.0
+    for each in (problem.bias, problem.prior):
+        z = z if each is None else z + each.clamp(min=-9)
+    return float(z.abs().max()) if z.numel() else 0.0
 
 
 def check_one(
@@ -104,6 +113,24 @@ def both_schedules(problem: Problem, a: Tensor, b: Tensor, workspace: int) -> li
 def test_gradients(n: int, d: int, v: int, bias: bool, workspace: int) -> None:
     problem, a = make(n, d, v, bias)
     check(problem, a, a, *both_schedules(problem, a, a, workspace))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "v", "bias", "workspace", "scale"),
+    [
+        (5, 8, 37, False, LARGE, 1.0),
+        (130, 72, 301, True, LARGE, 1.0),
+        (130, 40, 1201, True, 800_000, 1.0),
+        (40, 16, 300, False, LARGE, 30.0),
+    ],
+)
+def test_a_prior(n: int, d: int, v: int, bias: bool, workspace: int, scale: float) -> None:
+    problem, a = make(n, d, v, bias, scale, prior=True)
+    found = both_schedules(problem, a, a, workspace)
+    check(problem, a, a, *found)
+    for _, gradients in found:
+        assert not gradients.weight[::3].any()
+        assert gradients.bias is None or not gradients.bias[::3].any()
 
 
 def test_many_chunks_of_rows() -> None:
@@ -184,9 +211,30 @@ def test_all_targets_equal_and_last() -> None:
 def test_only_what_is_needed(wanted: str) -> None:
     problem, a = make(30, 16, 90, bias=True)
     needs = replace(Needs(None, None, None), **{wanted: torch.float32})
-    _, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
-    for name in ("input", "weight", "bias"):
-        assert (getattr(gradients, name) is not None) == (name == wanted)
+    with Watch() as one_pass, recorded_launches() as launches:
+        terms, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
+    with Watch() as again:
+        second = engine.gradients(problem, terms, a, a, needs, LARGE)
+    for each, watch in ((gradients, one_pass), (second, again)):
+        for name in ("input", "weight", "bias"):
+            assert (getattr(each, name) is not None) == (name == wanted)
+        assert len(watch.products) == (wanted != "bias")  # The kernels make the logits, and the bias's gradient.
+    kernels = [each.kernel for each in launches]
+    assert ("finish_input" in kernels) == (wanted == "input")
+    assert ("column_sums" in kernels) == (wanted == "bias")
+    assert all(each.options["SCALE"] == (wanted == "weight") for each in launches if each.kernel == "settle")
+    check(problem, a, a, (None, gradients), (None, second))
+
+
+def test_a_frozen_head_computes_its_logits_once_in_little_memory() -> None:
+    """Small chunks of rows cost more only where each of them reads and writes dW."""
+    problem, a = make(600, 8, 300)
+    workspace = 200 * problem.input.element_size() * 320
+    assert Schedule.of_rows(problem, Needs(DTYPE, torch.float32, None), workspace, processors=132) is None
+    with recorded_launches() as launches:
+        _, gradients = engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
+    scores, settle = (sum(each.kernel == name for each in launches) for name in ("scores", "settle"))
+    assert scores == settle >= 3
     check(problem, a, a, (None, gradients))
 
 

@@ -9,8 +9,9 @@ from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
 from hebbian_softmax.loss import checks, reference
-from hebbian_softmax.loss.dtypes import product_dtype, result_dtype, wide
+from hebbian_softmax.loss.dtypes import product_dtype, wide
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine
+from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
@@ -34,6 +35,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
+    prior: Tensor | None = None,
     impl: str = "auto",
     workspace: int | None = None,
 ) -> Tensor:
@@ -43,7 +45,8 @@ def linear_cross_entropy(
         \ell_i = -\log \frac{\exp(h_i \cdot W_{y_i})}{\sum_v \exp(h_i \cdot W_v)}
 
     The arguments are those of torch 2.13's ``F.linear_cross_entropy`` with class indices, and ``impl`` and
-    ``workspace``. Gradients are exact, and computed only for the operands that require them.
+    ``workspace``. The loss of operands in half precision is in float32. Gradients are exact, in the dtype of their
+    operands, and computed only for those that require them.
 
     Args:
         input: the activations h, (d,) or (N, d).
@@ -54,10 +57,13 @@ def linear_cross_entropy(
         reduction: ``mean``, ``sum`` or ``none``.
         ignore_index: targets of this value take no part in the loss; None means -100.
         label_smoothing: ε in [0, 1], as in ``F.cross_entropy``.
+        prior: a constant that is added to each class's logits, (V,): log π for a balanced softmax or for logit
+            adjustment; -inf masks a class, whose probability, gradient and share of the smoothing are then 0. On a CPU
+            a masked target is refused; elsewhere its loss is inf, and the row has no gradient.
         impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
-            CUDA devices of capability 9.0 or more, in bfloat16, with d divisible by 8). ``auto`` takes the fastest that
-            fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode differentiation and for
-            ``torch.export``. Only ``reference`` can be differentiated twice.
+            CUDA devices of capability 9.0 or more, in bfloat16 and not float16, with d divisible by 8). ``auto`` takes
+            the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
+            differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
             default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
@@ -69,42 +75,29 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(h @ W.T, torch.tensor([3, 14, 15, 92])))
     True
     """
-    options = reduction, ignore_index, label_smoothing, impl, workspace
-    # Comparing a tensor with a number would give a tensor.
-    plain = linear_bias is None and weight is None and type(label_smoothing) is float and options == _DEFAULTS
+    chosen = reduction, ignore_index, label_smoothing, impl, workspace
+    plain = linear_bias is weight is prior is None
+    plain = plain and type(label_smoothing) is float and chosen == _DEFAULTS  # A tensor would compare to a tensor.
     ignore_index = _IGNORED if ignore_index is None else ignore_index
+    options = Options(weight, reduction, ignore_index, label_smoothing, prior)
     if plain and checks.is_usual(input, linear_weight, target):
         if _is_tiny(input, linear_weight, workspace):
-            return F.cross_entropy(F.linear(input, linear_weight), target)
+            logits = F.linear(input, linear_weight)
+            return F.cross_entropy(logits.to(wide(logits.dtype)), target)
     else:
-        checks.check_options(reduction, ignore_index, label_smoothing)
         checks.check_how(impl, workspace)
         checks.check_operands(input, linear_weight, linear_bias, target)
-        checks.check_class_weight(weight, linear_weight)
-    return cross_entropy(
-        input,
-        linear_weight,
-        target,
-        linear_bias=linear_bias,
-        weight=weight,
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        impl=impl,
-        workspace=workspace,
-    )
+        options.check(linear_weight)
+    return cross_entropy(input, linear_weight, target, linear_bias, options, impl=impl, workspace=workspace)
 
 
 def cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
-    *,
     linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
+    options: Options,
+    *,
     impl: str = "auto",
     workspace: int | None = None,
     zero_if_empty: bool = False,
@@ -118,9 +111,10 @@ def cross_entropy(
     """
     target = target.long()
     if linear_weight.shape[0] == 0:
-        checks.check_values(target, 0, ignore_index)
-        result = result_dtype(input) if copy is None else linear_weight.dtype
-        return reference.without_classes(input, linear_weight, linear_bias, reduction, zero_if_empty, result)
+        checks.check_values(target, 0, options.ignore_index)
+        return reference.without_classes(input, linear_weight, linear_bias, options.reduction, zero_if_empty)
+    if options.prior is not None:
+        checks.check_possible(target, options.prior, options.ignore_index)
     if (
         impl == "auto"
         and copy is None
@@ -128,9 +122,7 @@ def cross_entropy(
     ):
         impl = "reference"
     if impl == "reference":
-        return reference.cross_entropy(
-            input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, zero_if_empty
-        )
+        return reference.cross_entropy(input, linear_weight, target, linear_bias, options, zero_if_empty)
     if _torch.is_transforming():
         checks.refuse_engine_in_transform(impl)
     if torch.compiler.is_compiling():
@@ -142,15 +134,14 @@ def cross_entropy(
         impl=impl,
         workspace=workspace,
         products=products,
-        result=result_dtype(input) if copy is None else linear_weight.dtype,
-        reduction=reduction,
-        ignore_index=ignore_index,
+        options=options,
         differentiable=torch.is_grad_enabled(),
         zero_if_empty=zero_if_empty,
     )
-    weighting = Weighting(None if weight is None else weight.to(wide(products)), float(label_smoothing))
+    class_weight = None if options.weight is None else options.weight.to(wide(products))
+    weighting = Weighting(class_weight, float(options.label_smoothing))
     loss: Tensor = apply(_rows(input), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings)
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
 @torch.no_grad()
@@ -161,13 +152,15 @@ def linear_log_prob(
     *,
     linear_bias: Tensor | None = None,
     ignore_index: int | None = None,
+    prior: Tensor | None = None,
     impl: str = "auto",
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits or gradients.
 
     Both results have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
-    arguments are those of :func:`linear_cross_entropy`.
+    arguments are those of :func:`linear_cross_entropy`. On a CPU a target that ``prior`` masks is refused; elsewhere
+    its log p is -inf.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
     >>> log_prob, log_normaliser = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]))
@@ -175,26 +168,34 @@ def linear_log_prob(
     True
     """
     ignore_index = _IGNORED if ignore_index is None else ignore_index
-    checks.check_options("none", ignore_index, 0.0)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
+    Options(reduction="none", ignore_index=ignore_index, prior=prior).check(linear_weight)
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
     if linear_weight.shape[0] == 0:
         nothing = torch.zeros_like(target, dtype=wide(product_dtype(input)))
         return nothing, nothing.clone()
-    masked = torch.where(target == ignore_index, -1, target).reshape(-1)
-    problem = Problem.of(_rows(input), linear_weight, linear_bias, masked, product_dtype(input))
-    vmapped = any(each is not None and _torch.is_vmapped(each) for each in (input, linear_weight, linear_bias, target))
+    if prior is not None:
+        checks.check_possible(target, prior, ignore_index)
+    counted = torch.where(target == ignore_index, -1, target).reshape(-1)
+    problem = Problem.of(_rows(input), linear_weight, linear_bias, counted, product_dtype(input), prior)
+    vmapped = any(
+        each is not None and _torch.is_vmapped(each) for each in (input, linear_weight, linear_bias, target, prior)
+    )
     if impl == "reference" or (impl == "auto" and (vmapped or _is_tiny(input, linear_weight, workspace))):
-        found = reference.log_prob(problem.input, problem.weight, problem.target, problem.bias)
+        found = reference.log_prob(problem)
     else:
         if vmapped:
             checks.refuse_engine_in_transform(impl)
         engine, workspace = choose_engine(impl, problem, workspace)
         terms = engine.row_terms(problem, workspace)
         found = -terms.nll, terms.normaliser
-    return found[0].reshape(target.shape), found[1].reshape(target.shape)
+    log_prob, normaliser = found
+    if prior is not None:  # With no class left, log p is NaN.
+        masked = (counted >= 0) & (prior[counted.clamp(min=0)] == -torch.inf)
+        log_prob = log_prob.masked_fill(masked, -torch.inf)
+    return log_prob.reshape(target.shape), normaliser.reshape(target.shape)
 
 
 def _rows(input: Tensor) -> Tensor:

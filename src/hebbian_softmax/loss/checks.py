@@ -72,20 +72,62 @@ def check_same_dtype(weight: Tensor, h: Tensor) -> None:
         raise TypeError(f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}")
 
 
-def check_class_weight(weight: Any, linear_weight: Tensor) -> None:
-    """Check class weights: constants, one for each row of ``linear_weight``."""
-    if weight is None:
+def check_constant_of_classes(name: str, value: Any, linear_weight: Tensor) -> None:
+    """Check class weights or a prior: constants, one for each row of ``linear_weight``; None is allowed."""
+    if value is None:
         return
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"weight must be a tensor of class weights, got {type(weight).__name__}")
-    if not weight.is_floating_point():
-        raise TypeError(f"weight must be floating point, got {weight.dtype}")
-    if weight.shape != linear_weight.shape[:1]:
-        raise ValueError(f"weight must have shape ({linear_weight.shape[0]},), got {tuple(weight.shape)}")
-    if weight.device != linear_weight.device:
-        raise ValueError(f"weight must be on the device of linear_weight, {linear_weight.device}, got {weight.device}")
-    if weight.requires_grad:
-        raise ValueError("weight must not require a gradient: class weights are constants, as in F.cross_entropy")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor with a number for each class, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {value.dtype}")
+    if value.shape != linear_weight.shape[:1]:
+        raise ValueError(f"{name} must have shape ({linear_weight.shape[0]},), got {tuple(value.shape)}")
+    if value.device != linear_weight.device:
+        raise ValueError(f"{name} must be on the device of linear_weight, {linear_weight.device}, got {value.device}")
+    if value.requires_grad:
+        instead = "learn a linear_bias instead" if name == "prior" else "class weights are those of F.cross_entropy"
+        raise ValueError(f"{name} must not require a gradient, because it is a constant: {instead}")
+
+
+def check_prior(prior: Any, linear_weight: Tensor) -> None:
+    """Check the additive terms of classes: constants that are numbers or -inf. An accelerator checks the values."""
+    check_constant_of_classes("prior", prior, linear_weight)
+    if prior is None or not _has_values(prior):
+        return
+    good = prior < torch.inf  # which a NaN is not
+    message = "prior must be a number or -inf for each class"
+    if prior.device.type != "cpu":
+        _torch.assert_on_device(good.all(), message)
+    elif not bool(good.all()):
+        raise ValueError(f"{message}, got {float(prior[~good][0])}")
+
+
+def check_possible(target: Tensor, prior: Tensor, ignore_index: int) -> None:
+    """Refuse targets that ``prior`` masks, on a CPU only; elsewhere reading them would wait for the device."""
+    if target.device.type != "cpu" or not _has_values(target) or not _has_values(prior):
+        return
+    counted = target[target != ignore_index]
+    masked = counted[prior[counted] == -torch.inf]
+    if masked.numel():
+        raise ValueError(f"target must not be a class that prior masks with -inf, got {int(masked[0])}")
+
+
+def check_probabilities_possible(probabilities: Tensor, prior: Tensor) -> None:
+    """Refuse soft targets (N, V) with a probability for a class that ``prior`` masks, on a CPU only."""
+    if probabilities.device.type != "cpu" or not _has_values(probabilities) or not _has_values(prior):
+        return
+    masked = ((probabilities.detach() != 0) & (prior == -torch.inf)).any(0)
+    if bool(masked.any()):
+        where = int(masked.nonzero()[0])
+        raise ValueError(
+            f"targets must have no probability for a class that prior masks with -inf, got some for {where}"
+        )
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether Python can read the values of ``tensor``."""
+    hidden = torch.compiler.is_compiling() or _torch.is_exporting() or _torch.is_vmapped(tensor)
+    return not (hidden or tensor.is_meta or _torch.is_fake(tensor))
 
 
 def check_options(reduction: Any, ignore_index: Any, label_smoothing: Any) -> None:

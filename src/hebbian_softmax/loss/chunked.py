@@ -6,8 +6,10 @@ Let M be the largest logit of the classes other than the target, and s the sum o
 .. math::
     \mathrm{nll} = \log(1 + e^x), \qquad 1 - p_y = \sigma(x), \qquad p_v = \sigma(x)\, e^{z_v - M} / s \quad (v \ne y)
 
-and nothing cancels, however close p_y is to 1. Where every logit is -inf, or one is +inf or NaN, there is no
-distribution, and x is NaN.
+and nothing cancels, however close p_y is to 1. In half precision the logits of a tile are rounded, whose errors mostly
+cancel in the sum s, but not in z_y; so z_y is a dot product of its own, in float32.
+
+Where every logit is -inf, or one is +inf or NaN, there is no distribution, and x is NaN.
 
 Whatever N and V are, the memory held besides inputs, results and vectors of N or V numbers stays below ``workspace``
 (see :class:`~hebbian_softmax.loss.tiles.Plan`; the smallest tile is one row by 64 classes). A gradient in half
@@ -48,16 +50,18 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
     lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
         target = problem.target[rows, None]
-        target_logit = torch.zeros_like(target, dtype=terms.nll.dtype)
+        known = tiles.target_logits(rows)
+        target_logit = torch.zeros_like(target, dtype=terms.nll.dtype) if known is None else known
         largest = torch.full_like(target_logit, lowest)
         total = torch.zeros_like(target_logit)
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
             inside, local = _in_tile(target, classes)
-            for group, e in tiles.groups(z, back=False):
+            for group, e in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
                 at_target = e.gather(1, y)
-                target_logit[group] = torch.where(here, at_target, target_logit[group])
+                if known is None:
+                    target_logit[group] = torch.where(here, at_target, target_logit[group])
                 e.scatter_(1, y, torch.where(here, -torch.inf, at_target))
                 m = torch.maximum(largest[group], e.amax(1, keepdim=True))
                 total[group] = total[group] * (largest[group] - m).exp() + e.sub_(m).exp_().sum(1, keepdim=True)
@@ -85,10 +89,13 @@ def row_terms_and_gradients(
         z = tiles.logits(rows, everything)
         a, b, target = normaliser_scale[rows, None], target_scale[rows, None], problem.target[rows, None]
         y = target.clamp(min=0)
-        target_logit = z.gather(1, y).to(tiles.wide)
-        z.scatter_(1, y, -torch.inf)
+        known = tiles.target_logits(rows)
+        target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
-        for group, e in tiles.groups(z):
+        for group, e in tiles.groups(z, everything):
+            if known is None:
+                target_logit[group] = e.gather(1, y[group])
+            e.scatter_(1, y[group], -torch.inf)
             m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # M must be finite, even without another class.
             s = e.sub_(m).exp_().sum(1, keepdim=True)
             log_s = s.log()
@@ -120,7 +127,7 @@ def gradients(
     for classes in ranges(problem.weight.shape[0], plan.classes):
         for rows in ranges(len(problem.target), plan.rows):
             z = tiles.logits(rows, classes)
-            for group, e in tiles.groups(z):
+            for group, e in tiles.groups(z, classes):
                 at = slice(rows.start + group.start, rows.start + group.stop)
                 e.sub_(shift[at, None]).sub_(rest_of_shift[at, None]).exp_().mul_(normaliser_scale[at, None])
                 inside, y = _in_tile(problem.target[at, None], classes)

@@ -1,4 +1,4 @@
-"""The dtypes in which a loss multiplies, sums and returns its result, with and without autocast."""
+"""The dtypes in which a loss multiplies and sums, with and without autocast."""
 
 from __future__ import annotations
 
@@ -23,13 +23,8 @@ def product_dtype(input: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(input.device.type) if autocasts(input) else input.dtype
 
 
-def result_dtype(input: Tensor) -> torch.dtype:
-    """Return the dtype of ``F.cross_entropy`` for logits made from ``input``: float32 under autocast."""
-    return torch.float32 if autocasts(input) else input.dtype
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of ``dtype`` are summed: at least float32."""
+    """Return the dtype in which values of ``dtype`` are summed, and that of a loss of them: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 

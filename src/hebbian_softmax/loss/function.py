@@ -13,22 +13,20 @@ from hebbian_softmax import _torch, _triton
 from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.checks import check_values
 from hebbian_softmax.loss.dtypes import wide
+from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms
 from hebbian_softmax.loss.weighting import Scales, Weighting
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of one loss."""
+    """What is computed, and how."""
 
     impl: str
     workspace: int | None
     products: torch.dtype
     """The dtype of the matrix products."""
-    result: torch.dtype
-    """The dtype of the loss."""
-    reduction: str
-    ignore_index: int
+    options: Options
     differentiable: bool
     """Whether gradients are recorded, which cannot be asked inside of the node."""
     zero_if_empty: bool
@@ -64,9 +62,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
             prepared = prepare(target, weight.shape[0], weighting, settings)
             target, share = prepared.target, prepared.share
-            problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
+            prior, reduction = settings.options.prior, settings.options.reduction
+            problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products, prior)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
-            ctx.early = settings.reduction != "none" and settings.products != torch.float16
+            ctx.early = reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
                 scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale, None)
@@ -82,9 +81,11 @@ class LinearCrossEntropy(torch.autograd.Function):
                     found = (terms.nll, terms.target_logit, terms.normaliser)
                     ctx.save_for_backward(input, weight, bias, target, copy, share, *found)
             losses = weighting.losses(problem, terms)
-            if settings.reduction != "none":
+            if prepared.masked is not None:
+                losses = losses.masked_fill(prepared.masked, torch.inf)
+            if reduction != "none":
                 losses = losses.sum() * share
-            return losses.to(settings.result)
+            return losses
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,7 +113,8 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     """Compute the gradients from the terms that forward saved."""
     input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
-    problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products)
+    prior = settings.options.prior
+    problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products, prior)
     engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
     scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
@@ -146,8 +148,8 @@ def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[E
         if impl == "triton":
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
-                "or more with 160 KiB of shared memory, Triton, bfloat16, a number of features divisible by 8, "
-                "and input and linear_weight that start at a "
+                "or more with 160 KiB of shared memory, Triton, bfloat16 (in float16 it would overflow), "
+                "a number of features divisible by 8, and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )
     return chunked, workspace or chunked.default_workspace(problem)
@@ -161,8 +163,11 @@ class Prepared:
     """(N,): -1 in ignored rows."""
     share: Tensor
     """(): the factor of each row's loss in the result: 1, or 1 over the weight of all targets."""
-    scale: Tensor | None
-    """(N,): ``share`` where the row is not ignored, else 0; None with class weights or label smoothing."""
+    scale: Tensor | None = None
+    """(N,): ``share`` where the row is not ignored, else 0; None with class weights, label smoothing or a prior."""
+    masked: Tensor | None = None
+    """(N,): where the prior masks the target, so that the loss is infinite. Engines ignore such rows, since without a
+    class that is not masked there is no distribution. None without a prior."""
 
 
 def prepare(target: Tensor, classes: int, weighting: Weighting, settings: Settings) -> Prepared:
@@ -170,19 +175,23 @@ def prepare(target: Tensor, classes: int, weighting: Weighting, settings: Settin
 
     On a GPU one kernel does all of this, because launching single operations takes longer than computing small losses.
     """
-    ignore_index, mean, dtype = settings.ignore_index, settings.reduction == "mean", wide(settings.products)
-    plain = weighting.class_weight is None and not weighting.smoothing
+    options, dtype = settings.options, wide(settings.products)
+    ignore_index, mean = options.ignore_index, options.reduction == "mean"
+    plain = weighting.class_weight is None and not weighting.smoothing and options.prior is None
     kernels = _kernels(target) if plain and dtype == torch.float32 and target.numel() else None
     if kernels is not None:
         return Prepared(*kernels.prepare(target, classes, ignore_index, mean, settings.zero_if_empty))
     check_values(target, classes, ignore_index)
-    masked = torch.where(target == ignore_index, -1, target)
+    counted = torch.where(target == ignore_index, -1, target)
     if not mean:
         share = torch.ones((), dtype=dtype, device=target.device)
     else:
-        total = weighting.total_weight(masked, dtype)
+        total = weighting.total_weight(counted, dtype)
         share = (torch.where(total == 0, 1, total) if settings.zero_if_empty else total).reciprocal()
-    return Prepared(masked, share, None)
+    if options.prior is None:
+        return Prepared(counted, share)
+    masked = (counted >= 0) & (options.prior[counted.clamp(min=0)] == -torch.inf)
+    return Prepared(counted.masked_fill(masked, -1), share, masked=masked)
 
 
 def scaled(gradients: Sequence[Tensor | None], upstream: Tensor, in_place: bool) -> list[Tensor | None]:

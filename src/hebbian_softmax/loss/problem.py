@@ -1,7 +1,7 @@
 r"""The problem that an engine of the loss is given, and the results that it returns.
 
 An engine is a module with the functions of :class:`Engine`, each over one :class:`Problem`. The gradient with respect
-to the logits z = h Wᵀ + bias is always
+to the logits z = h Wᵀ + bias + prior is always
 
 .. math::
     dZ_i = a_i \,\mathrm{softmax}(z_i) - b_i \,\mathrm{onehot}(y_i)
@@ -25,7 +25,7 @@ from hebbian_softmax.loss.dtypes import wide
 
 @dataclass(frozen=True)
 class Problem:
-    """The operands of one cross-entropy, all in the dtype of the matrix products."""
+    """The operands of one cross-entropy, in the dtype of the matrix products unless it is said otherwise."""
 
     input: Tensor
     """The activations h, (N, d), contiguous."""
@@ -35,15 +35,31 @@ class Problem:
     """(V,)."""
     target: Tensor
     """The classes y, (N,), int64; -1 in ignored rows."""
+    prior: Tensor | None = None
+    """(V,), in the accumulation dtype: a constant that is added to the logits; -inf for classes that are masked."""
 
     @classmethod
-    def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, dtype: torch.dtype) -> Problem:
+    def of(
+        cls,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        dtype: torch.dtype,
+        prior: Tensor | None = None,
+    ) -> Problem:
         """Return the problem of operands in any dtype and layout, detached; ``target`` is -1 in ignored rows."""
 
-        def constant(tensor: Tensor) -> Tensor:
+        def constant(tensor: Tensor, dtype: torch.dtype = dtype) -> Tensor:
             return tensor.detach().to(dtype).contiguous()
 
-        return cls(constant(input), constant(weight), None if bias is None else constant(bias), target)
+        return cls(
+            constant(input),
+            constant(weight),
+            None if bias is None else constant(bias),
+            target,
+            None if prior is None else constant(prior, wide(dtype)),
+        )
 
     @property
     def accumulation_dtype(self) -> torch.dtype:

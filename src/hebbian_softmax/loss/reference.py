@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax.loss.dtypes import autocasts
+from hebbian_softmax.loss.dtypes import wide
+from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.problem import Problem
 
 
 def cross_entropy(
@@ -16,25 +18,62 @@ def cross_entropy(
     linear_weight: Tensor,
     target: Tensor,
     linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
+    options: Options,
     zero_if_empty: bool,
 ) -> Tensor:
-    """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``.
+    """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)``, at least in float32.
 
     With ``zero_if_empty``, a mean over no target is 0 with zero gradients instead of NaN.
     """
+    logits = logits_of(input, linear_weight, linear_bias)
+    weight = None if options.weight is None else options.weight.to(logits.dtype)
+    plain: dict[str, Any] = {
+        "weight": weight,
+        "ignore_index": options.ignore_index,
+        "label_smoothing": options.label_smoothing,
+    }
+    if options.prior is not None:
+        prior = options.prior.to(logits.dtype)
+        losses = _masked_losses(logits.reshape(-1, len(prior)), target.reshape(-1), prior, **plain).reshape(
+            target.shape
+        )
+    elif options.reduction != "mean" or not zero_if_empty:
+        return F.cross_entropy(logits, target, reduction=options.reduction, **plain)
+    else:
+        losses = F.cross_entropy(logits, target, reduction="none", **plain)
+    if options.reduction != "mean":
+        return losses.sum() if options.reduction == "sum" else losses
+    total = target_weight(target, weight, options.ignore_index)
+    return losses.sum() / (torch.where(total == 0, 1, total) if zero_if_empty else total)
+
+
+def _masked_losses(
+    logits: Tensor,
+    target: Tensor,
+    prior: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:
+    """Return the loss of each row with a prior that may mask classes: infinite for a masked target, and never NaN."""
+    counted = target != ignore_index
+    y = torch.where(counted, target, 0)
+    possible = prior > -torch.inf
+    usable = counted & possible[y]
+    log_p = torch.where(usable[:, None], logits + prior, 0).log_softmax(1)  # Without a possible class it would be NaN.
+    losses = -log_p.gather(1, y[:, None])[:, 0]
+    losses = losses if weight is None else losses * weight[y]
+    if label_smoothing:
+        others = -log_p.masked_fill(~possible, 0)
+        others = (others if weight is None else others * weight).sum(1) / possible.sum().clamp(min=1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * others
+    return torch.where(usable, losses, 0).masked_fill(counted & ~usable, torch.inf)
+
+
+def logits_of(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
+    """Return the logits, rounded to the dtype of the products as ``F.linear`` does it, but at least in float32."""
     logits = F.linear(input, linear_weight, linear_bias)
-    weight = None if weight is None else weight.to(torch.float32 if autocasts(input) else logits.dtype)
-    options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    if reduction != "mean" or not zero_if_empty:
-        return F.cross_entropy(logits, target, reduction=reduction, **options)
-    losses = F.cross_entropy(logits, target, reduction="none", **options)
-    total = target_weight(target, weight, ignore_index)
-    mean = losses.sum(dtype=torch.promote_types(losses.dtype, torch.float32)) / torch.where(total == 0, 1, total)
-    return mean.to(losses.dtype)
+    return logits.to(wide(logits.dtype))
 
 
 def without_classes(
@@ -43,26 +82,26 @@ def without_classes(
     linear_bias: Tensor | None,
     reduction: str,
     zero_if_empty: bool,
-    dtype: torch.dtype,
 ) -> Tensor:
-    """Return the loss in ``dtype`` where there are no classes, so that every row is ignored: 0 with zero gradients.
+    """Return the loss where there are no classes, so that every row is ignored: 0 with zero gradients.
 
     The mean over no target is NaN, as in ``F.cross_entropy``, unless ``zero_if_empty``.
     """
     bias = None if linear_bias is None else linear_bias.to(input.dtype)
-    losses = F.linear(input, linear_weight.to(input.dtype), bias).sum(-1, dtype=dtype)
+    losses = F.linear(input, linear_weight.to(input.dtype), bias).sum(-1, dtype=wide(input.dtype))
     if reduction == "none":
         return losses
     return losses.sum() * torch.nan if reduction == "mean" and not zero_if_empty else losses.sum()
 
 
-def log_prob(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return log p(target) and the log-normaliser of each row of ``input`` (N, d); both are 0 where target is -1.
+def log_prob(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return log p(target) and the log-normaliser of each row; both are 0 where the target is -1.
 
     Both are NaN where a logit is +inf, which ``logsumexp`` alone would take for a distribution.
     """
-    logits = F.linear(input, linear_weight, linear_bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits, target = logits_of(problem.input, problem.weight, problem.bias), problem.target
+    if problem.prior is not None:
+        logits = logits + problem.prior
     normaliser = logits.logsumexp(1)
     normaliser = normaliser.masked_fill(normaliser == torch.inf, torch.nan)
     at_target = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax.loss.dtypes import result_dtype, wide
+from hebbian_softmax.loss import reference
+from hebbian_softmax.loss.checks import check_probabilities_possible
+from hebbian_softmax.loss.options import Options
 
 
 def soft_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     probabilities: Tensor,
-    *,
     linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    label_smoothing: float,
+    options: Options,
 ) -> Tensor:
     """Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), probabilities, ...)``; 0 for no rows.
 
     The mean is over the rows, also with class weights, as in ``F.cross_entropy``. All logits exist at once: the
     probabilities are as many. They get a gradient if they want one.
     """
-    logits = F.linear(input, linear_weight, linear_bias)
-    dtype = wide(logits.dtype)
-    loss = F.cross_entropy(
-        logits.to(dtype),
-        probabilities.to(dtype),
-        None if weight is None else weight.to(dtype),
-        reduction="none" if reduction == "none" else "sum",
-        label_smoothing=label_smoothing,
-    )
-    if reduction == "mean":
-        loss = loss / max(logits.shape[0], 1)
-    return loss.to(result_dtype(input))
+    logits = reference.logits_of(input, linear_weight, linear_bias)
+    probabilities = probabilities.to(logits.dtype)
+    weight = None if options.weight is None else options.weight.to(logits.dtype)
+    smoothing = options.label_smoothing
+    if options.prior is None:
+        losses = F.cross_entropy(logits, probabilities, weight, reduction="none", label_smoothing=smoothing)
+    else:
+        check_probabilities_possible(probabilities, options.prior)
+        losses = _masked_losses(logits, probabilities, options.prior.to(logits.dtype), weight, smoothing)
+    if options.reduction == "none":
+        return losses
+    return losses.sum() / (max(len(losses), 1) if options.reduction == "mean" else 1)
+
+
+def _masked_losses(
+    logits: Tensor, probabilities: Tensor, prior: Tensor, weight: Tensor | None, smoothing: float
+) -> Tensor:
+    """Return the loss of each row with a prior: infinite where a masked class has a probability, and never NaN."""
+    possible = prior > -torch.inf
+    usable = ((probabilities == 0) | possible).all(1)
+    log_p = torch.where(usable[:, None], logits + prior, 0).log_softmax(1).masked_fill(~possible, 0)
+    target = (1 - smoothing) * probabilities + smoothing * possible.to(prior.dtype) / possible.sum().clamp(min=1)
+    losses = -(log_p * (target if weight is None else target * weight)).sum(1)
+    return losses.masked_fill(~usable, torch.inf)

@@ -58,7 +58,8 @@ class Plan:
         - rows × classes logits in the compute dtype (their gradient overwrites them), and, where the problem is
           converted to that dtype, twice rows × d for the input and its gradient;
         - group × classes logits in float32 where the compute dtype is narrower: up to a quarter of the workspace;
-        - block × d of the matrix or its gradient, where they are converted: up to a quarter.
+        - block × d of the matrix, its gradient, or the operands of the targets' logits, where they are converted: up
+          to a quarter.
 
         Tiles have all classes while at least 64 rows fit. The smallest tile is one row by 64 classes, with 64 classes
         a block.
@@ -69,7 +70,7 @@ class Plan:
         quarter = workspace // 4
         grouped = min(quarter, _CACHE) if cpu else quarter
         blocked = min(quarter, _CONVERTED)
-        left = workspace - (grouped if narrow else 0) - (blocked if converts or (narrow and cpu) else 0)
+        left = workspace - (grouped if narrow else 0) - (blocked if converts or narrow else 0)
         elements = max(left // dtype.itemsize, _ALIGNMENT)
         beside = 2 * d if converts else 0
         classes = padded(v)
@@ -101,7 +102,7 @@ class Tiles:
         self._group: Tensor | None = None
 
     def logits(self, rows: slice, classes: slice) -> Tensor:
-        """Return z of a tile, in the shared buffer."""
+        """Return z of a tile without the prior, in the shared buffer; :meth:`finish` adds the prior."""
         h = self.problem.input[rows].to(self.dtype)
         z = self._logits[: h.shape[0], : classes.stop - classes.start]
         for part, here in self._blocks(classes, self.converts):
@@ -112,16 +113,37 @@ class Tiles:
                 torch.addmm(self.problem.bias[part].to(self.dtype), h, matrix, out=z[:, here])
         return z
 
-    def groups(self, z: Tensor, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some rows of z at a time in at least float32; ``back`` copies what is written there to z."""
+    def target_logits(self, rows: slice) -> Tensor | None:
+        """Return z[y] as a column, from dot products in float32; None where :meth:`logits` are as exact."""
+        if self.dtype == self.wide:
+            return None
+        target = self.problem.target[rows].clamp(min=0)
+        found = target.new_empty(len(target), 1, dtype=self.wide)
+        for some in ranges(len(target), max(self.plan.block // 2, 1)):
+            h = self.problem.input[rows][some].to(self.wide)
+            torch.bmm(h[:, None], self.problem.weight[target[some]].to(self.wide)[:, :, None], out=found[some, None])
+        for each in (self.problem.bias, self.problem.prior):
+            if each is not None:
+                found += each[target, None]
+        return found
+
+    def finish(self, z: Tensor, classes: slice) -> Tensor:
+        """Make the logits of some rows and classes final, in place and in at least float32; return them."""
+        return z if self.problem.prior is None else z.add_(self.problem.prior[classes])
+
+    def groups(self, z: Tensor, classes: slice, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the final logits of a tile, in at least float32, some rows at a time.
+
+        ``back`` copies what is written there to z.
+        """
         for rows in ranges(z.shape[0], self.plan.group):
             if self.dtype == self.wide:
-                yield rows, z[rows]
+                yield rows, self.finish(z[rows], classes)
                 continue
             if self._group is None:
                 self._group = z.new_empty(self.plan.group, padded(self.plan.classes), dtype=self.wide)
             group = self._group[: rows.stop - rows.start, : z.shape[1]].copy_(z[rows])
-            yield rows, group
+            yield rows, self.finish(group, classes)
             if back:
                 z[rows].copy_(group)
 

@@ -19,13 +19,20 @@ _COPIES = 5
 
 @torch.no_grad()
 def linear_topk(
-    input: Tensor, linear_weight: Tensor, k: int, *, linear_bias: Tensor | None = None, workspace: int | None = None
+    input: Tensor,
+    linear_weight: Tensor,
+    k: int,
+    *,
+    linear_bias: Tensor | None = None,
+    prior: Tensor | None = None,
+    workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return ``torch.topk(F.linear(input, linear_weight, linear_bias), k)`` without the N × V logits.
 
     The values and the classes are (k,) or (N, k), largest first. Among equal logits the lowest class comes first, where
-    ``torch.topk`` leaves the order open. There are no gradients, and NaN has no place in the order. ``workspace`` is
-    that of :func:`~hebbian_softmax.linear_cross_entropy`.
+    ``torch.topk`` leaves the order open. There are no gradients, and NaN has no place in the order. ``workspace`` and
+    ``prior`` are those of :func:`~hebbian_softmax.linear_cross_entropy`. With a prior the values are at least in
+    float32, and -inf where fewer than k classes are left.
 
     >>> h, W = torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0], [2.0, 0.0], [3.0, 0.0]])
     >>> values, classes = linear_topk(h, W, 3)
@@ -34,15 +41,20 @@ def linear_topk(
     """
     checks.check_how("auto", workspace)
     checks.check_operands(input, linear_weight, linear_bias)
+    checks.check_prior(prior, linear_weight)
     k = check_integer("k", k, 1)
     if k > linear_weight.shape[0]:
         raise ValueError(f"k must be at most the number of classes, {linear_weight.shape[0]}, got {k}")
     rows = input if input.dim() == 2 else input.unsqueeze(0)
     dtype = product_dtype(input)
-    problem = Problem.of(rows, linear_weight, linear_bias, rows.new_empty(rows.shape[0], dtype=torch.int64), dtype)
+    target = rows.new_empty(rows.shape[0], dtype=torch.int64)
+    problem = Problem.of(rows, linear_weight, linear_bias, target, dtype, prior)
+    operands = problem.input, problem.weight, problem.bias, problem.prior
     with torch.autocast(input.device.type, enabled=False):
-        if any(_torch.is_vmapped(each) for each in (problem.input, problem.weight, problem.bias) if each is not None):
-            values, classes = _ordered(*_topk_of_tile(F.linear(problem.input, problem.weight, problem.bias), k))
+        if any(_torch.is_vmapped(each) for each in operands if each is not None):
+            logits = F.linear(problem.input, problem.weight, problem.bias)
+            logits = logits if problem.prior is None else logits + problem.prior
+            values, classes = _ordered(*_topk_of_tile(logits, k))
         else:
             values, classes = _topk(problem, k, workspace or largest_workspace(input.device))
     return values.reshape(*input.shape[:-1], k), classes.reshape(*input.shape[:-1], k)
@@ -52,12 +64,14 @@ def _topk(problem: Problem, k: int, workspace: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits of each row and their classes, tile by tile."""
     plan = Plan.of(problem, workspace // _COPIES)
     tiles = Tiles(problem, plan)
-    values = problem.input.new_empty(problem.input.shape[0], k)
+    dtype = problem.input.dtype if problem.prior is None else problem.prior.dtype
+    values = problem.input.new_empty(problem.input.shape[0], k, dtype=dtype)
     indices = torch.empty_like(values, dtype=torch.int64)
     for rows in ranges(problem.input.shape[0], plan.rows):
         best: tuple[Tensor, Tensor] | None = None
         for classes in ranges(problem.weight.shape[0], plan.classes):
-            z = tiles.logits(rows, classes).to(values.dtype)  # Rounded as F.linear rounds them.
+            # Rounded as F.linear rounds them, before the prior is added.
+            z = tiles.finish(tiles.logits(rows, classes).to(problem.input.dtype).to(dtype), classes)
             found, where = _topk_of_tile(z, min(k, z.shape[1]))
             where += classes.start
             if best is not None:  # The classes found before are lower, so they stay first among equals.

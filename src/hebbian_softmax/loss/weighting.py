@@ -1,14 +1,15 @@
 r"""Class weights, the mean and label smoothing, for any engine.
 
 With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \sum_v w_v`, :math:`u = \sum_v w_v W_v` and
-:math:`c = \sum_v w_v\, \mathrm{bias}_v`, a row that is not ignored has the loss of ``F.cross_entropy``,
+:math:`c = \sum_v w_v (\mathrm{bias}_v + \mathrm{prior}_v)`, a row that is not ignored has the loss of
+``F.cross_entropy``,
 
 .. math::
     \ell_i = (1 - ε)\, w_{y_i}\, \mathrm{nll}_i + \frac{ε}{V} (\Omega\, \mathrm{lse}_i - h_i \cdot u - c).
 
 So for an upstream gradient :math:`g_i` and :math:`r_i = g_i ε / V`, the gradient of the logits is that of the engines
 with :math:`b_i = (1 - ε) w_{y_i} g_i` and :math:`a_i = b_i + \Omega r_i`, less :math:`r_i w`. The latter has rank one
-and is never built.
+and is never built. Smoothing goes to the classes that the prior does not mask: V is their number, and w is 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
 from hebbian_softmax.loss.tiles import ranges
 
@@ -69,7 +69,7 @@ class Weighting:
         if not self.smoothing:
             return Scales(b, b, None)
         b = (1 - self.smoothing) * b
-        r = torch.where(counted, upstream * (self.smoothing / problem.weight.shape[0]), 0)
+        r = torch.where(counted, upstream * (self.smoothing / _possible_classes(problem)), 0)
         return Scales(b + r * self._total(problem), b, r)
 
     def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
@@ -77,10 +77,12 @@ class Weighting:
         nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
         if not self.smoothing:
             return nll
-        offset = 0 if problem.bias is None else self._dot(problem.bias)
-        others = self._total(problem) * terms.normaliser - _matvec(problem.input, self._weighted_rows(problem)) - offset
+        others = self._total(problem) * terms.normaliser - _matvec(problem.input, self._weighted_rows(problem))
+        for each in (problem.bias, problem.prior):
+            if each is not None:
+                others -= self._dot(problem, each)
         others = torch.where(problem.target >= 0, others, 0)
-        return (1 - self.smoothing) * nll + self.smoothing / problem.weight.shape[0] * others
+        return (1 - self.smoothing) * nll + self.smoothing / _possible_classes(problem) * others
 
     def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
         """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them."""
@@ -96,19 +98,32 @@ class Weighting:
         return gradients
 
     def _weights(self, problem: Problem) -> Tensor:
-        if self.class_weight is not None:
-            return self.class_weight
-        return problem.weight.new_ones(problem.weight.shape[0], dtype=problem.accumulation_dtype)
+        weights = self.class_weight
+        if weights is None:
+            weights = problem.weight.new_ones(problem.weight.shape[0], dtype=problem.accumulation_dtype)
+        return weights if problem.prior is None else weights.masked_fill(problem.prior == -torch.inf, 0)
 
     def _total(self, problem: Problem) -> Tensor | int:
-        return problem.weight.shape[0] if self.class_weight is None else self.class_weight.sum()
+        if self.class_weight is None and problem.prior is None:
+            return problem.weight.shape[0]
+        return self._weights(problem).sum()
 
     def _weighted_rows(self, problem: Problem) -> Tensor:
         return _vecmat(self._weights(problem), problem.weight)
 
-    def _dot(self, bias: Tensor) -> Tensor:
-        bias = bias.to(wide(bias.dtype))
-        return bias.sum() if self.class_weight is None else torch.dot(bias, self.class_weight)
+    def _dot(self, problem: Problem, offset: Tensor) -> Tensor:
+        """Return Σ w_v offset_v over the classes that are not masked."""
+        offset = offset.to(problem.accumulation_dtype)
+        if problem.prior is not None:
+            offset = offset.masked_fill(problem.prior == -torch.inf, 0)
+        return offset.sum() if self.class_weight is None else torch.dot(offset, self.class_weight)
+
+
+def _possible_classes(problem: Problem) -> Tensor | int:
+    """Return the number of classes that are not masked, or 1 where there are none."""
+    if problem.prior is None:
+        return problem.weight.shape[0]
+    return (problem.prior > -torch.inf).sum(dtype=problem.prior.dtype).clamp(min=1)
 
 
 def _blocks(matrix: Tensor) -> Iterator[slice]:

@@ -27,7 +27,7 @@ from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
-SHARED_MEMORY = 209 * 1024
+SHARED_MEMORY = 210 * 1024
 """The bytes that a program of ``scores``, the largest kernel, needs for the stages of its tiles and for the logits.
 
 Hopper GPUs have 227 KiB, and desktop cards of a later capability 99 KiB.

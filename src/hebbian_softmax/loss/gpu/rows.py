@@ -58,8 +58,8 @@ class Rows:
         partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
         if rows:
             target_logits[(rows,)](
-                problem.input, problem.weight, problem.bias, problem.target, shift, logit, features,
-                HAS_BIAS=problem.bias is not None, BLOCK=512,
+                problem.input, problem.weight, problem.bias, problem.prior, problem.target, shift, logit, features,
+                HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None, BLOCK=512,
             )  # fmt: skip
         return Rows(problem, logit, shift, nll, normaliser, partial)
 
@@ -77,15 +77,15 @@ class Rows:
         launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
         settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
             *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
-            problem.bias, problem.target, self.shift, self.partial, self.logit, a, b, problem.input,
+            problem.bias, problem.prior, problem.target, self.shift, self.partial, self.logit, a, b, problem.input,
             self.nll, self.normaliser,
             None if sums is None else sums.factor,
             None if sums is None else sums.scaled,
             e, start, rows, classes, features, 0 if e is None else e.stride(0),
             GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
             ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=TILE_CLASSES,
-            PART=64, COLUMNS=128, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
-            num_warps=8, num_stages=2,
+            PART=64, COLUMNS=128, HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None,
+            IEEE=problem.input.dtype == torch.float32, num_warps=8, num_stages=2,
         )  # fmt: skip
 
 
@@ -101,12 +101,17 @@ def launch_scores(
     scores[(min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), programs),)](
         *_descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
         out,
-        problem.bias if problem.bias is None or width == len(problem.bias) else problem.bias[classes],
+        _of_classes(problem.bias, classes), _of_classes(problem.prior, classes),
         problem.target, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
-        STORE=e is not None, HAS_BIAS=problem.bias is not None, IEEE=problem.input.dtype == torch.float32,
-        num_warps=8, num_stages=3,
+        STORE=e is not None, HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None,
+        IEEE=problem.input.dtype == torch.float32, num_warps=8, num_stages=3,
     )  # fmt: skip
+
+
+def _of_classes(vector: Tensor | None, classes: slice) -> Tensor | None:
+    """Return the part of a vector of all classes, without making a view where it is the whole vector."""
+    return vector if vector is None or classes.stop - classes.start == len(vector) else vector[classes]
 
 
 def _descriptors(problem: Problem, classes: slice, tile_rows: int, tile_classes: int) -> list[Any]:
@@ -125,8 +130,8 @@ def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = No
 
 @triton.jit
 def target_logits(
-    h_ptr, w_ptr, bias_ptr, target_ptr, shift_ptr, logit_ptr, features,
-    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, w_ptr, bias_ptr, prior_ptr, target_ptr, shift_ptr, logit_ptr, features,
+    HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store z[y] of one row, and the same in units of log 2 as its shift; +inf makes the E of an ignored row 0."""
     row = tl.program_id(0).to(tl.int64)
@@ -142,6 +147,8 @@ def target_logits(
     logit = tl.sum(total, 0)
     if HAS_BIAS:
         logit += tl.load(bias_ptr + target, counted, other=0.0).to(tl.float32)
+    if HAS_PRIOR:
+        logit += tl.load(prior_ptr + target, counted, other=0.0)
     tl.store(logit_ptr + row, logit)
     # An impossible target (-inf) is no shift. With the lowest one the sum overflows, and the row is computed again.
     tl.store(shift_ptr + row, tl.where(counted, tl.maximum(logit * LOG2E, -1e30), float("inf")))
@@ -163,21 +170,23 @@ def _product(h_desc, w_desc, row, column, features, ROWS: tl.constexpr, CLASSES:
 
 
 @triton.jit
-def _bias(bias_ptr, at, classes, HAS_BIAS: tl.constexpr):
-    """Return the bias in units of log 2; -inf for columns that are no class."""
+def _offset(bias_ptr, prior_ptr, at, classes, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr):
+    """Return bias and prior in units of log 2; -inf for columns that are no class."""
     is_class = at < classes
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + at, is_class, other=float("-inf")).to(tl.float32) * LOG2E
+        offset = tl.load(bias_ptr + at, is_class, other=float("-inf")).to(tl.float32) * LOG2E
     else:
-        bias = tl.where(is_class, 0.0, float("-inf"))
-    return bias
+        offset = tl.where(is_class, 0.0, float("-inf"))
+    if HAS_PRIOR:
+        offset += tl.load(prior_ptr + at, is_class, other=0.0) * LOG2E
+    return offset
 
 
 @triton.jit(do_not_specialize=["start", "rows", "classes", "first_class"])
 def scores(
-    h_desc, w_desc, e_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, start, rows, classes, features, first_class,
-    ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
-    STORE: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
+    h_desc, w_desc, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, start, rows, classes, features,
+    first_class, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr, STORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, IEEE: tl.constexpr,
 ):  # fmt: skip
     """Compute E of the rows start … start + rows, and sum it for each tile of classes and each row without the target.
 
@@ -199,7 +208,8 @@ def scores(
         is_row = at_row < rows
         target = tl.load(target_ptr + start + at_row, is_row, other=-1).to(tl.int32) - first_class
         shift = tl.load(shift_ptr + start + at_row, is_row, other=float("inf"))
-        e = tl.exp2((z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]) - shift[:, None])
+        offset = _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)
+        e = tl.exp2((z * LOG2E + offset[None, :]) - shift[:, None])
         is_here = (target >= column) & (target < column + CLASSES)
         if tl.max(is_here.to(tl.int32), 0) > 0:  # Tiles without a target, nearly all of them, skip the comparison.
             e = tl.where(at_column[None, :] == target[:, None], 0.0, e)
@@ -210,10 +220,11 @@ def scores(
 
 @triton.jit(do_not_specialize=["start", "rows", "classes"])
 def settle(
-    h_desc, w_desc, bias_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, h_ptr,
+    h_desc, w_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, h_ptr,
     nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
     GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
-    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, IEEE: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr,
+    IEEE: tl.constexpr,
 ):  # fmt: skip
     """Compute from the sums of a row's tiles: nll, log-normaliser, the factor a / Σ E, factor · h, and E at the target.
 
@@ -240,7 +251,7 @@ def settle(
         for column in range(0, classes, CLASSES):
             at_column = column + tl.arange(0, CLASSES)
             z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
-            z = z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]
+            z = z * LOG2E + _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)[None, :]
             z = tl.where(at_column[None, :] == target[:, None], float("-inf"), z)
             largest = tl.maximum(largest, tl.max(z, 1))
         shift = largest
@@ -248,7 +259,7 @@ def settle(
         for column in range(0, classes, CLASSES):
             at_column = column + tl.arange(0, CLASSES)
             z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
-            z = z * LOG2E + _bias(bias_ptr, at_column, classes, HAS_BIAS)[None, :]
+            z = z * LOG2E + _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)[None, :]
             e = tl.where(at_column[None, :] == target[:, None], 0.0, tl.exp2(z - shift[:, None]))
             others += tl.sum(e, 1)
             if GRADIENT:

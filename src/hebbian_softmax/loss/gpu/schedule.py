@@ -58,7 +58,8 @@ class Schedule:
         per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
         if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
             workspace -= 4 * padded(classes, PADDING) * features  # The gradient is then rounded from a float32 sum.
-        for chunks in range(1, max(rows // _FEWEST_ROWS, 1) + 1):
+        most = -(-rows // TILE_ROWS) if needs.weight is None else rows // _FEWEST_ROWS
+        for chunks in range(1, max(most, 1) + 1):
             chunk = padded(max(-(-rows // chunks), 1), TILE_ROWS)
             splits = _splits(chunk, classes, features, processors)
             if chunk * (per_row + 4 * splits * features) <= workspace:
