@@ -44,6 +44,7 @@ class Held:
 
     batch: Batch
     call: Call
+    has_logits: bool = False
 
 
 class UserError(Exception):
@@ -149,11 +150,13 @@ class SideBySide:
         self.model.unclaimed += [each.call for each in held if not each.call.needs_gradient_of_h]
 
     def use(self, held: Held, functional: bool) -> None:
-        """Compute the loss of a batch that was remembered."""
-        call = held.call
-        known = call.needs_gradient_of_h or call in self.model.unclaimed  # else its time is over
+        """Compute the loss of a batch that was remembered, perhaps again."""
+        call, waits = held.call, held.call in self.model.unclaimed
+        held.has_logits |= waits or call.needs_gradient_of_h
         self.model.unclaimed = [each for each in self.model.unclaimed if each is not call]
-        value, graph = self._own_loss(self._logits(held.batch, functional), held.batch, [call] if known else [])
+        # head.weight tells of frozen features that have no logits yet; head(h) also of those that have some.
+        logits = self._logits(held.batch, functional and (waits or call.needs_gradient_of_h))
+        value, graph = self._own_loss(logits, held.batch, [call] if held.has_logits else [])
         self._keep(value, held.batch, graph, "alive")
 
     def _own_loss(self, logits: Tensor, batch: Batch, calls: list[Call]) -> tuple[Tensor, Graph]:
@@ -294,6 +297,7 @@ class SideBySide:
         with self._warns("nothing was remembered", *self.model.step()) as caught:
             self.optimizer.step()
         self.model.told |= bool(caught)
+        self.held = [held for held in self.held if held.call.needs_gradient_of_h]  # others are forgotten
 
     # Changes of the head
 

@@ -119,7 +119,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
     def use_what_was_remembered(self, index: int, functional: bool, again: bool) -> None:
         held = self.held[index % len(self.held)]
         self.use(held, functional and not self.model.frozen)
-        if not again or not held.call.needs_gradient_of_h:  # frozen features are used once
+        if not again:
             self.held.remove(held)
 
     @rule(drawn=batches, value=st.sampled_from(["nan", "inf", "largest"]))
@@ -185,7 +185,6 @@ class Machine(SideBySide, RuleBasedStateMachine):
         if what == "memorizing":
             self.head.memorizing = self.model.memorizing = not self.head.memorizing
         elif self.weight.grad is None and not (self.losses or self.held or self.model.pending):
-            self.step()
             self.model.frozen = not self.model.frozen
             self.weight.requires_grad_(not self.model.frozen)
 
