@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
 _LEAST_WORKSPACE = 2**21
@@ -57,8 +57,9 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
             inside, local = _in_tile(target, classes)
-            for group, e in tiles.groups(z, classes, back=False):
+            for group, e, _ in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
+                _add_spread(terms, slice(rows.start + group.start, rows.start + group.stop), e, problem, classes)
                 at_target = e.gather(1, y)
                 if known is None:
                     target_logit[group] = torch.where(here, at_target, target_logit[group])
@@ -73,13 +74,22 @@ def row_terms(problem: Problem, workspace: int) -> RowTerms:
 
 
 def row_terms_and_gradients(
-    problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    *,
+    square_scale: Tensor | None = None,
+    spread_scale: Tensor | None = None,
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
     if plan.classes < problem.weight.shape[0]:
         terms = row_terms(problem, workspace)
-        return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
+        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
+        found = gradients(problem, terms, normaliser_scale, target_scale, needs, workspace, spread_scale=spread_scale)
+        return terms, found
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
     sums = _Sums(tiles, needs)
@@ -92,7 +102,9 @@ def row_terms_and_gradients(
         known = tiles.target_logits(rows)
         target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
-        for group, e in tiles.groups(z, everything):
+        for group, e, slope in tiles.groups(z, everything):
+            at = slice(rows.start + group.start, rows.start + group.stop)
+            _add_spread(terms, at, e, problem, everything)
             if known is None:
                 target_logit[group] = e.gather(1, y[group])
             e.scatter_(1, y[group], -torch.inf)
@@ -101,9 +113,14 @@ def row_terms_and_gradients(
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
-            rest = torch.where(target[group] < 0, 0, a[group] * x[group].sigmoid())  # In ignored rows x may be NaN.
+            scale = a[group]
+            if square_scale is not None:
+                normaliser = torch.logaddexp(others[group], target_logit[group])
+                scale = scale + torch.where(target[group] < 0, 0, square_scale[at, None] * normaliser)
+            rest = torch.where(target[group] < 0, 0, scale * x[group].sigmoid())  # In ignored rows x may be NaN.
             s.clamp_(min=limits.tiny)
-            e.mul_(rest / s).scatter_(1, y[group], (a[group] - b[group]) - rest)
+            e.mul_(rest / s).scatter_(1, y[group], (scale - b[group]) - rest)
+            _through_softcap(e, slope, problem, everything, None if spread_scale is None else spread_scale[at])
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
         sums.add(z, rows, everything)
@@ -111,7 +128,14 @@ def row_terms_and_gradients(
 
 
 def gradients(
-    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    terms: RowTerms,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    *,
+    spread_scale: Tensor | None = None,
 ) -> Gradients:
     """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
     plan = Plan.of(problem, workspace)
@@ -127,11 +151,12 @@ def gradients(
     for classes in ranges(problem.weight.shape[0], plan.classes):
         for rows in ranges(len(problem.target), plan.rows):
             z = tiles.logits(rows, classes)
-            for group, e in tiles.groups(z, classes):
+            for group, e, slope in tiles.groups(z, classes):
                 at = slice(rows.start + group.start, rows.start + group.stop)
                 e.sub_(shift[at, None]).sub_(rest_of_shift[at, None]).exp_().mul_(normaliser_scale[at, None])
                 inside, y = _in_tile(problem.target[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
+                _through_softcap(e, slope, problem, classes, None if spread_scale is None else spread_scale[at])
                 sums.add_bias(e, classes)
             sums.add(z, rows, classes)
     return sums.gradients()
@@ -180,7 +205,26 @@ def _total(like: Tensor, dtype: torch.dtype, wide: torch.dtype, alone: bool) -> 
 def _empty_terms(problem: Problem) -> RowTerms:
     """Return room for the terms of all rows."""
     nll = problem.input.new_empty(len(problem.target), dtype=problem.accumulation_dtype)
-    return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll))
+    spread = None if problem.spread is None else torch.zeros_like(nll)
+    return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll), spread)
+
+
+def _add_spread(terms: RowTerms, rows: slice, z: Tensor, problem: Problem, classes: slice) -> None:
+    """Add Σ_v spread_v z_v of some classes, where it is wanted; masked classes have no share."""
+    if problem.spread is not None:
+        assert terms.spread is not None
+        terms.spread[rows] += z.clamp(min=torch.finfo(z.dtype).min) @ problem.spread[classes]
+
+
+def _through_softcap(
+    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, spread_scale: Tensor | None
+) -> None:
+    """Make dU of dZ in place, in some rows and classes; without a softcap they are the same."""
+    if spread_scale is not None:
+        assert problem.spread is not None
+        dz.addr_(spread_scale, problem.spread[classes], alpha=-1)
+    if slope is not None:
+        dz.mul_(slope)
 
 
 def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
