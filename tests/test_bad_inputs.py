@@ -273,7 +273,7 @@ TABLE: dict[str, list[Row]] = {
         *TOKEN_WEIGHT_ROWS,
         *SHAPE_ROWS,
     ],
-    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS, *SHAPE_ROWS],
+    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS, *SHAPE_ROWS, *a_flag("entropy")],
     "linear_topk": [
         *LOSS_ROWS,
         *PRIOR_ROWS,

@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
+from hebbian_softmax.checks import check_flag
 from hebbian_softmax.loss import checks, reference
 from hebbian_softmax.loss.dtypes import product_dtype, wide
-from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine
+from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
+from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
 _DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
@@ -144,7 +145,7 @@ def cross_entropy(
     if _torch.is_transforming():
         checks.refuse_engine_in_transform(impl)
     if torch.compiler.is_compiling():
-        from hebbian_softmax.loss.uncompiled import apply
+        from hebbian_softmax.loss.uncompiled import cross_entropy as apply
     else:
         apply = LinearCrossEntropy.apply
     products = product_dtype(input)
@@ -161,7 +162,6 @@ def cross_entropy(
     return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
-@torch.no_grad()
 def linear_log_prob(
     input: Tensor,
     linear_weight: Tensor,
@@ -172,50 +172,55 @@ def linear_log_prob(
     prior: Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
+    entropy: bool = False,
     impl: str = "auto",
     workspace: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits or gradients.
+) -> tuple[Tensor, ...]:
+    r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits.
 
-    Both results have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
-    arguments are those of :func:`linear_cross_entropy`. On a CPU a target that ``prior`` masks is refused; elsewhere
-    its log p is -inf.
+    With ``entropy``, -Σ_v p_v log p_v is a third result, from the same pass; the fused kernels do not have it, so
+    ``auto`` then takes ``chunked``. All results are differentiable, have the shape of ``target`` and at least float32,
+    and are 0 where the target is ``ignore_index``. The arguments are those of :func:`linear_cross_entropy`. On a CPU a
+    target that ``prior`` masks is refused; elsewhere its log p is -inf, without a gradient.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
-    >>> log_prob, log_normaliser = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]))
+    >>> log_prob, log_normaliser, entropy = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]), entropy=True)
     >>> torch.allclose(log_normaliser, (h @ W.T).logsumexp(1))
+    True
+    >>> torch.allclose(entropy, torch.distributions.Categorical(logits=h @ W.T).entropy(), atol=1e-5)
     True
     """
     ignore_index = _IGNORED if ignore_index is None else ignore_index
+    entropy = check_flag("entropy", entropy)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
     options = Options(ignore_index=ignore_index, prior=prior, temperature=temperature, softcap=softcap)
     options.check(linear_weight)
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
+    products, results = product_dtype(input), 3 if entropy else 2
     if linear_weight.shape[0] == 0:
-        nothing = torch.zeros_like(target, dtype=wide(product_dtype(input)))
-        return nothing, nothing.clone()
+        nothing = reference.without_classes(input, linear_weight, linear_bias, "none", False)
+        return tuple(nothing.to(wide(products)).clone() for _ in range(results))
     if prior is not None:
         checks.check_possible(target, prior, ignore_index)
     counted = torch.where(target == ignore_index, -1, target).reshape(-1)
-    problem = Problem.of(_rows(input), linear_weight, linear_bias, counted, product_dtype(input), options)
-    vmapped = any(
-        each is not None and _torch.is_vmapped(each) for each in (input, linear_weight, linear_bias, target, prior)
-    )
-    if impl == "reference" or (impl == "auto" and (vmapped or _is_tiny(input, linear_weight, workspace))):
-        found = reference.log_prob(problem)
+    if impl == "auto" and (
+        _is_tiny(input, linear_weight, workspace) or _needs_reference(input, linear_weight, linear_bias)
+    ):
+        impl = "reference"
+    if impl == "reference":
+        found = reference.log_prob(_rows(input), linear_weight, linear_bias, counted, options, entropy)
     else:
-        if vmapped:
+        if _torch.is_transforming():
             checks.refuse_engine_in_transform(impl)
-        engine, workspace = choose_engine(impl, problem, workspace)
-        terms = engine.row_terms(problem, workspace)
-        found = -terms.nll, terms.normaliser
-    log_prob, normaliser = found
-    if prior is not None:  # With no class left, log p is NaN.
-        masked = (counted >= 0) & (prior[counted.clamp(min=0)] == -torch.inf)
-        log_prob = log_prob.masked_fill(masked, -torch.inf)
-    return log_prob.reshape(target.shape), normaliser.reshape(target.shape)
+        if torch.compiler.is_compiling():
+            from hebbian_softmax.loss.uncompiled import log_prob as apply
+        else:
+            apply = LinearLogProb.apply
+        settings = LogProbSettings(impl, workspace, products, options, entropy, torch.is_grad_enabled())
+        found = apply(_rows(input), linear_weight, linear_bias, counted, settings)
+    return tuple(each.reshape(target.shape) for each in found)
 
 
 def _rows(input: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 computed = _computed(ctx, saved, upstream)
                 found = [computed.input, computed.weight, computed.bias]
         if torch.is_grad_enabled():  # create_graph=True
-            found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
+            found = [None if each is None else Once.apply(each, input, weight, upstream) for each in found]
         return (*found, None, None, None, None)
 
 
@@ -136,7 +136,7 @@ def _problem(
     return weighting.completed(Problem.of(input, weight, bias, target, settings.products, settings.options))
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """The identity, for gradients that cannot be differentiated again."""
 
     @staticmethod
@@ -146,16 +146,19 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "linear_cross_entropy was differentiated twice, which only its plain computation allows: "
+            "a loss of linear_cross_entropy or linear_log_prob was differentiated twice, which only the plain "
+            "computation allows: "
             'pass impl="reference"'
         )
 
 
-def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[Engine, int]:
+def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: bool = False) -> tuple[Engine, int]:
     """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``, and its workspace in bytes."""
     h = problem.input
+    if entropy and impl == "triton":
+        raise RuntimeError('impl="triton" has no entropy. Use impl="auto"')
     suits = h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
-    if impl == "triton" or (impl == "auto" and suits):
+    if impl == "triton" or (impl == "auto" and suits and not entropy):
         engine = _triton.load("loss.gpu.engine")
         if engine is not None and engine.available(problem):
             return engine, workspace or engine.default_workspace(problem)

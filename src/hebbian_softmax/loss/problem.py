@@ -106,6 +106,8 @@ class RowTerms:
     """(N,): logsumexp(z). It is finite even where the target is impossible, with z[y] = -inf and infinite nll."""
     spread: Tensor | None = None
     """(N,): Σ_v spread_v z_v; None where the problem has no ``spread``."""
+    entropy: Tensor | None = None
+    """(N,): -Σ_v p_v log p_v; None where it was not asked for."""
 
 
 def add_square(
@@ -146,8 +148,8 @@ class Engine(Protocol):
     def default_workspace(self, problem: Problem) -> int:
         """Return the workspace to use where the caller gave none."""
 
-    def row_terms(self, problem: Problem, workspace: int) -> RowTerms:
-        """Return the terms of every row."""
+    def row_terms(self, problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
+        """Return the terms of every row, with ``entropy`` that one, too, which only the chunked engine has."""
 
     def row_terms_and_gradients(
         self,
@@ -175,8 +177,10 @@ class Engine(Protocol):
         workspace: int,
         *,
         spread_scale: Tensor | None = None,
+        entropy_scale: Tensor | None = None,
     ) -> Gradients:
         """Return the wanted gradients from known terms; the logits are computed again.
 
-        The share of the z-loss is part of ``normaliser_scale`` here.
+        The share of the z-loss is part of ``normaliser_scale`` here. With ``entropy_scale`` e, (N,), the gradient of z
+        is less e_i · p (log p + H_i).
         """

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Problem
 
 
 def cross_entropy(
@@ -112,20 +111,29 @@ def without_classes(
     return losses.sum() * torch.nan if reduction == "mean" and not zero_if_empty else losses.sum()
 
 
-def log_prob(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return log p(target) and the log-normaliser of each row; both are 0 where the target is -1.
+def log_prob(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, options: Options, entropy: bool
+) -> tuple[Tensor, ...]:
+    """Return log p(target), the log-normaliser and with ``entropy`` that of each row; all are 0 where target is -1.
 
     Both are NaN where a logit is +inf, which ``logsumexp`` alone would take for a distribution.
     """
-    logits, target = logits_of(problem.input, problem.weight, problem.bias), problem.target
-    logits = shaped(logits, 1 / problem.scale, problem.softcap)
-    if problem.prior is not None:
-        logits = logits + problem.prior
+    counted, logits = target >= 0, logits_of(input, linear_weight, linear_bias)
+    logits, usable, y = shaped(logits, options.temperature, options.softcap), counted, target.clamp(min=0)
+    if options.prior is not None:
+        logits = logits + options.prior.to(logits.dtype)
+        usable = counted & (options.prior > -torch.inf).any()  # Else every class is masked, which would give NaN.
+    logits = torch.where(usable[:, None], logits, 0)
     normaliser = logits.logsumexp(1)
     normaliser = normaliser.masked_fill(normaliser == torch.inf, torch.nan)
-    at_target = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
-    counted = target >= 0
-    return torch.where(counted, at_target - normaliser, 0), torch.where(counted, normaliser, 0)
+    found = [logits.gather(1, y[:, None])[:, 0] - normaliser, normaliser]
+    if options.prior is not None:
+        found[0] = found[0].masked_fill(options.prior[y] == -torch.inf, -torch.inf)
+        found[1] = found[1].masked_fill(~usable, -torch.inf)
+    if entropy:
+        log_p = logits - normaliser[:, None]
+        found.append(-(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0)).sum(1).where(usable, 0))
+    return tuple(torch.where(counted, each, 0) for each in found)
 
 
 def target_weight(

@@ -52,13 +52,13 @@ class Plan:
     """The classes whose rows of the matrix, or of its gradient, are converted at a time."""
 
     @classmethod
-    def of(cls, problem: Problem, workspace: int) -> Plan:
+    def of(cls, problem: Problem, workspace: int, entropy: bool = False) -> Plan:
         """Return the plan for a workspace in bytes. While a tile is processed, at most these are held:
 
         - rows × classes logits in the compute dtype (their gradient overwrites them), and, where the problem is
           converted to that dtype, twice rows × d for the input and its gradient;
         - group × classes logits in float32 where the compute dtype is narrower, as many derivatives of a softcap, and
-          as many logits to be summed for label smoothing: each up to a quarter of the workspace;
+          as many logits to be summed for label smoothing or an entropy: each up to a quarter of the workspace;
         - block × d of the matrix, its gradient, or the operands of the targets' logits, where they are converted: up
           to a quarter.
 
@@ -72,7 +72,7 @@ class Plan:
         grouped = min(quarter, _CACHE) if cpu else quarter
         blocked = min(quarter, _CONVERTED)
         left = workspace - (grouped if narrow else 0) - (blocked if converts or narrow else 0)
-        left -= grouped * ((problem.softcap is not None) + (problem.spread is not None))
+        left -= grouped * ((problem.softcap is not None) + (problem.spread is not None) + entropy)
         elements = max(left // dtype.itemsize, _ALIGNMENT)
         beside = 2 * d if converts else 0
         classes = padded(v)

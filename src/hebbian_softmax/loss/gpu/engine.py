@@ -65,8 +65,9 @@ def _on_its_device(engine: _F) -> _F:
 
 
 @_on_its_device
-def row_terms(problem: Problem, workspace: int) -> RowTerms:
-    """Return the terms of every row; no logit is stored."""
+def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
+    """Return the terms of every row, without the entropy; no logit is stored."""
+    assert not entropy
     classes, rows = problem.weight.shape[0], problem.target.shape[0]
     per_row = 4 * -(-classes // TILE_CLASSES)
     chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
@@ -120,6 +121,7 @@ def gradients(
     workspace: int,
     *,
     spread_scale: Tensor | None = None,
+    entropy_scale: Tensor | None = None,
 ) -> Gradients:
     """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]
