@@ -249,3 +249,24 @@ def test_what_waits_does_not_join_a_loss_that_is_explained(other: str) -> None:
     loss.backward()
     if other != "not remembered":
         lab.step_writes((h, y))
+
+
+@pytest.mark.parametrize("second", ["head", "weight"])
+def test_logits_for_a_metric_before_those_of_the_loss(second: str) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2, grad=False)
+    lab.head.remember(h, y)
+    assert lab.head(h).argmax(-1).shape == (2,)
+    logits = lab.head(h) if second == "head" else h @ lab.head.weight.T
+    nn.functional.cross_entropy(logits, y).backward()
+    (weight,) = lab.head.parameters()
+    assert lab.head.weight is weight
+    lab.step_writes((h, y))
+
+
+def test_a_cleared_batch_does_not_come_back_with_a_weight_that_is_frozen() -> None:
+    lab = Lab()
+    lab.learn(1, 2)
+    lab.optimizer.zero_grad()
+    lab.head.weight.requires_grad_(False)
+    lab.step_writes()

@@ -125,7 +125,7 @@ class Attachment:
             self._checked_for_copy = True
         taken = self.pending.take()
         self._warn_of_nothing(head, taken)
-        if self.frozen_inputs.waits:
+        if self.frozen_inputs.waiting:
             self.frozen_inputs.forget_waiting()
         if self.calls_in_graphs.calls:
             self.calls_in_graphs.after_step()

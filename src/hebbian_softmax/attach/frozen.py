@@ -33,9 +33,10 @@ class FrozenInputs:
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self._waiting: list[_Waiting] = []
+        self.waiting: list[_Waiting] = []
+        """What was remembered since the last step and had no logits then."""
         self.waits = False
-        """Whether anything was remembered for which there are no logits yet."""
+        """Whether any of it may still get logits from ``head.weight``."""
         self._outputs: list[weakref.ref[_Output]] = []
 
     def remember(self, h: Tensor, activations: Activations) -> None:
@@ -45,7 +46,7 @@ class FrozenInputs:
         for output in outputs:
             output.waiting.append(activations)
         if not outputs and key is not None:
-            self._waiting.append(_Waiting(key, h.detach(), activations))
+            self.waiting.append(_Waiting(key, h.detach(), activations))
             self.waits = True
 
     def computed(self, logits: Tensor, h: Tensor, exact: bool = False) -> None:
@@ -53,16 +54,16 @@ class FrozenInputs:
         key = _key(h)
         if key is None or not logits.requires_grad:
             return
-        claimed = [item for item in self._waiting if item.key == key]
+        claimed = [item for item in self.waiting if item.key == key]
         if not claimed and not exact:
-            claimed = [item for item in self._waiting if item.h.shape == h.shape][-1:]
+            claimed = [item for item in self.waiting if not item.has_logits and item.h.shape == h.shape][-1:]
+        for item in claimed:  # which stay: the first logits may be for a metric
+            item.has_logits = True
         output = _Output(key, h.detach(), [item.activations for item in claimed])
         for twin in self._live():
             if twin.key == key:
                 output.waiting += [each for each in twin.waiting if each not in output.waiting]
                 twin.waiting = output.waiting  # the gradient of either output counts
-        self._waiting = [item for item in self._waiting if item not in claimed]
-        self.waits = bool(self._waiting)
         logits.register_hook(lambda _: self._reach(output))  # the graph owns the output
         self._outputs = [weakref.ref(each) for each in (output, *self._live())]
 
@@ -71,14 +72,17 @@ class FrozenInputs:
         _torch.call_after_backward(self._explain_gradient)
 
     def _explain_gradient(self) -> None:
+        without = [item for item in self.waiting if not item.has_logits]
         if not self._pending.is_arriving():
-            for item in self._waiting:
+            for item in without:
                 self._pending.reach(item.activations)
-            self.forget_waiting()
+            self.waiting = [item for item in self.waiting if item.has_logits]
+            without = []
+        self.waits = bool(without)
 
     def forget_waiting(self) -> None:
-        """Forget what was remembered and has no logits."""
-        self._waiting, self.waits = [], False
+        """Forget what was remembered; its logits keep what they stand for."""
+        self.waiting, self.waits = [], False
 
     def clear(self) -> None:
         """Forget everything."""
@@ -142,6 +146,7 @@ class _Waiting:
     h: Tensor
     """Keeps the memory, so that the key stays its own."""
     activations: Activations
+    has_logits: bool = False
 
 
 @dataclass(eq=False)

@@ -145,12 +145,10 @@ class Pending:
 
     def drop_cleared(self) -> None:
         """Forget the activations whose gradient was cleared."""
-        if not self.parameter.requires_grad:
-            return  # a frozen weight has no gradient to be cleared: its activations last until the step
         grad = self.parameter.grad
         if grad is None:
             self._drop_with_gradient()
-        else:
+        elif self.parameter.requires_grad:  # what became pending for a frozen weight lasts until the step
             self._check(grad)
 
     def take(self) -> list[Activations | ClassSums]:

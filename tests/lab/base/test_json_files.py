@@ -31,14 +31,14 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
     whole, refused = path.read_bytes(), 0
     for position in range(len(whole)):
         content = bytearray(whole)
-        content[position] ^= 1 << position % 8
+        content[position] ^= 1 << position % 7
         path.write_bytes(content)
         try:
             found = read_json(path, "put it back")
         except LabError:
             refused += 1
-        else:  # a space was changed to another one, or the name of the checksum, which is then an entry like any other
-            assert {name: found[name] for name in VALUE} == VALUE
+        else:  # a space was changed to another one
+            assert found == VALUE
     assert refused > len(whole) // 2
 
 

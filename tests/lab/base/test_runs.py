@@ -225,6 +225,20 @@ def test_the_result_marks_the_run_as_finished(run: Run) -> None:
         last_unfinished(runs, "compare longtail")
 
 
+def test_a_last_line_is_dropped_only_if_it_is_a_beginning(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "a", "compare a", {})
+    for step in (1, 2):
+        run.log({"step": step, "loss": 0.5})
+    path = run.path / "log.jsonl"
+    content = path.read_bytes()
+    for end in range(content.index(b"\n") + 1, len(content)):
+        path.write_bytes(content[:end])
+        assert [record["step"] for record in run.records()] == [1]
+    path.write_bytes(content[:-1] + b"y")  # the end of the line, with some bits flipped
+    with pytest.raises(LabError, match=r"log\.jsonl, line 2 is damaged"):
+        run.records()
+
+
 @pytest.mark.parametrize(
     "dates",
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.files import locked
 from hebbian_softmax.lab.data.corpus import open_corpus
 from hebbian_softmax.lab.data.prepare import Plan, Workshop, prepare
 from hebbian_softmax.lab.data.registry import load_corpus
@@ -91,6 +92,20 @@ def test_what_a_killed_run_left_goes(cache: Path) -> None:
     (cache / ".writing-5-2024-toy").mkdir()
     prepare(Toy().plan, name="2024-toy", quiet=True)
     assert not {".writing-5-2024-toy", ".writing-123-2024-toy"} & names(cache)
+
+
+def test_what_a_run_left_that_was_killed_at_its_very_end_goes(cache: Path) -> None:
+    toy = Toy()
+    prepare(toy.plan, quiet=True)
+    for left in (".writing-parts-toy", ".writing-old-toy"):
+        (cache / left).mkdir()
+        (cache / left / "train").write_bytes(b"half")
+    with locked(cache / ".toy.lock", wait=False):  # another process writes the corpus, so these folders are its own
+        prepare(toy.plan, quiet=True)
+    assert names(cache) == {"toy", ".toy.lock", ".writing-parts-toy", ".writing-old-toy"}
+    prepare(toy.plan, quiet=True)
+    assert names(cache) == {"toy", ".toy.lock"}
+    assert toy.made == 1
 
 
 @pytest.mark.parametrize("processes", [1, 2])

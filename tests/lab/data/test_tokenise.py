@@ -119,3 +119,22 @@ def test_a_damaged_model_is_an_error_that_says_what_to_do(tmp_path: Path, no_mod
     find_punkt(tmp_path)
     with pytest.raises(LabError, match=r"NLTK cannot load .*NLTK_DATA"):
         Tokeniser()
+
+
+def test_a_damaged_byte_of_the_model_is_an_error_that_names_it_or_does_no_harm(tmp_path: Path, no_model: None) -> None:
+    path = tmp_path / "nltk_data" / "tokenizers" / "punkt_tab.zip"
+    path.parent.mkdir(parents=True)
+
+    def outcome(at: int) -> str:
+        content = bytearray(zipped(MODEL))
+        content[at] ^= 0xFF
+        path.write_bytes(content)
+        try:
+            find_punkt(tmp_path)
+            return " ".join(Tokeniser().tokens("Mr. Holmes came."))
+        except LabError as error:
+            return str(error)
+
+    outcomes = [outcome(at) for at in range(0, 400, 20)]
+    assert all(found == "mr. holmes came . <eos>" or str(path) in found for found in outcomes), outcomes
+    assert any("NLTK cannot load" in found for found in outcomes)

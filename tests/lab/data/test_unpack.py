@@ -4,6 +4,8 @@ import bz2
 import gzip
 import io
 import lzma
+import random
+import re
 import tarfile
 import tracemalloc
 import zipfile
@@ -17,6 +19,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.data import unpack
 from hebbian_softmax.lab.data.unpack import SMALL, Source, opened, read_texts
+from tests.lab.data.english import zipped
 
 MANY = SMALL + (1 << 20)  # bytes
 PIECE = 1 << 12
@@ -110,3 +113,31 @@ def test_an_archive_is_opened_by_its_content(tmp_path: Path) -> None:
     for content in (buffer.getvalue(), bz2.compress(buffer.getvalue()), lzma.compress(buffer.getvalue())):
         (tmp_path / "a.tar").write_bytes(content)
         assert [(name, file.read(9)) for name, file in read_texts(tmp_path / "a.tar")] == [("a.txt", b"text")]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.xz", "a.tar.bz2", "a.txt.gz", "a.txt.xz"])
+def test_damage_that_comes_up_while_reading_is_an_error_that_names_the_archive(tmp_path: Path, name: str) -> None:
+    """The text is long enough for its end to be read after the archive was opened."""
+    path, text = tmp_path / name, random.Random(0).randbytes(1 << 19).hex().encode()
+    if not unpack.is_archive(path):
+        path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}[path.suffix](text))
+    elif path.suffix == ".zip":
+        path.write_bytes(zipped({"a.txt": text}))
+    else:
+        with tarfile.open(path, f"w:{path.suffix[1:]}") as archive:  # type: ignore[call-overload]
+            member = tarfile.TarInfo("a.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    content = bytearray(path.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
+
+    def read_all() -> None:
+        if unpack.is_archive(path):
+            assert all(length(file) for _, file in read_texts(path))
+        else:
+            with opened(path) as file:
+                length(file)
+
+    with pytest.raises(LabError, match=rf"{re.escape(str(path))} cannot be read \(.*\): replace it with a whole one"):
+        read_all()

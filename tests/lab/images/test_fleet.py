@@ -1,6 +1,7 @@
 """Many trials: they give the same together as alone, are stored when done, and never run twice."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.images.curriculum import History
 from hebbian_softmax.lab.images.fleet import Graphed, Runner, Store, Trial, next_trials, run_trials, start
 from hebbian_softmax.lab.images.learner import Learner, Method
+from tests.lab.base.test_files import names
 from tests.lab.editing import edited
 from tests.lab.images.toys import toy_set
 
@@ -52,6 +54,16 @@ def test_a_trial_stops_at_its_classes(tmp_path: Path) -> None:
 def test_out_of_time(tmp_path: Path) -> None:
     with pytest.raises(OutOfTimeError):
         carry_out([Trial("a", PLAIN, 0, 25)], tmp_path, deadline=time.monotonic() - 1)
+
+
+def test_what_a_killed_process_left_is_no_trial(tmp_path: Path) -> None:
+    trial = Trial("a", PLAIN, 0, 25)
+    Store(tmp_path).save(trial, History(30, [0.5], [30]), 1.0, "cpu")
+    shutil.copy(tmp_path / "a-seed0.json", tmp_path / ".writing-123-b-seed0.json")
+    (tmp_path / ".writing-123-a-seed0.json").write_bytes(b'{"name": "a", "see')
+    store = Store(tmp_path)
+    assert [record["name"] for record in store.records()] == ["a"]
+    assert names(tmp_path) == {"a-seed0.json"}
 
 
 def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
+from hebbian_softmax.lab.cli import main
 from hebbian_softmax.lab.report.page import render_page, write_page
 from hebbian_softmax.lab.report.result import Figure, Result, load_result, save_result
 from hebbian_softmax.lab.report.tables import Table
@@ -165,6 +166,13 @@ def test_a_damaged_figure_is_said_to_be_damaged(tmp_path: Path) -> None:
         changed[position] ^= 1
         (run.path / "curve.png").write_bytes(changed)
         assert "curve.png is damaged" in check(render_page([run])).text
+
+
+def test_a_report_says_that_a_figure_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(tmp_path)
+    (run.path / "curve.png").write_bytes(PNG[:-1])
+    assert main(["report", str(run.path)]) == 0
+    assert f"note: {run.path / 'curve.png'} is damaged and not on the page: put" in capsys.readouterr().err
 
 
 def test_a_missing_figure_does_not_break_the_page(tmp_path: Path) -> None:

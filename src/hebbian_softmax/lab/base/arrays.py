@@ -5,6 +5,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from hebbian_softmax.lab.base.zips import open_zip
+
 DAMAGES: tuple[type[Exception], ...] = (
     OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -18,10 +20,8 @@ def read_arrays(path: Path) -> dict[str, Any]:
     """
     import numpy as np  # imported here because help and reports must work without numpy
 
-    with open(path, "rb") as file:  # np.load leaves damaged files open
-        with zipfile.ZipFile(file) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} in it is wrong")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+    with open_zip(path) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {damaged} in it is wrong")
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaves damaged files open
+        return {name: arrays[name] for name in arrays.files}

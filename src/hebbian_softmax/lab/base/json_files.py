@@ -64,6 +64,8 @@ def object_from_json(text: bytes | str) -> dict[str, Any]:
     value = from_json(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
+    if CHECKSUM not in value and value and _is_checksum(*list(value.items())[-1]):
+        raise ValueError("the name of its checksum is damaged")
     if value.pop(CHECKSUM, None) not in (None, _checksum(value)):
         raise ValueError(f'its checksum is wrong; if you changed it on purpose, take out the entry "{CHECKSUM}"')
     return value
@@ -84,6 +86,11 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
 
 def _checksum(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_checksum(name: str, value: Any) -> bool:
+    """Return whether an entry looks like a checksum under a damaged name."""
+    return len(name) == len(CHECKSUM) and isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{16}", value))
 
 
 def _values(value: dict[str, Any] | list[Any]) -> list[Any]:

@@ -184,9 +184,18 @@ class Run:
                     raise ValueError("a value is neither text nor a number")
                 yield line, record
             except ValueError as error:
-                if number == len(lines) and not line.endswith(b"\n") and not self.finished:
+                if number == len(lines) and _is_begun(line) and not self.finished:
                     return
                 raise LabError(f"{path}, line {number} is damaged ({reason(error)}): remove that line") from error
+
+
+def _is_begun(line: bytes) -> bool:
+    """Return whether a line is the beginning of a record, as a killed process leaves it, and no whole one."""
+    try:
+        object_from_json(line[:-1])
+    except ValueError:
+        return not line.endswith(b"\n")
+    return False  # the last byte is not the end of the line that it was
 
 
 def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:

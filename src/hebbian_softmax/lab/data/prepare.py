@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.extras import require
-from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked_in_turn
+from hebbian_softmax.lab.base.files import TEMPORARY, cannot_write, locked, locked_in_turn
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.settings import REQUIRED
 from hebbian_softmax.lab.data.corpus import (
@@ -132,6 +132,7 @@ def prepare(
     folder, root = corpora_root() / (name or plan.name), find_data_root(data_root)
     found, changed = _existing(folder, plan, root, renew)
     if found is not None and changed is None:
+        _tidy(folder)
         return found, False
     scratch = folder.with_name(f"{TEMPORARY}parts-{folder.name}")
     try:
@@ -141,9 +142,8 @@ def prepare(
                 return found, False
             if changed is not None:
                 say(f"{changed} is not the file that {folder.name} was made from: making it again")
-            for left in folder.parent.glob(f"{TEMPORARY}*"):
-                if re.fullmatch(rf"(\d+|old|parts)-{re.escape(folder.name)}", left.name.removeprefix(TEMPORARY)):
-                    shutil.rmtree(left)  # its process died, since no other process writes this corpus now
+            for left in _leavings(folder):
+                shutil.rmtree(left)
             scratch.mkdir()
             gathered = Gathered(scratch)
             try:
@@ -213,12 +213,33 @@ def _changed(corpus: Corpus, sources: Mapping[str, Path]) -> Path | None:
     return None
 
 
+def _leavings(folder: Path) -> list[Path]:
+    """Return the folders of processes that write this corpus; if none holds its lock, these processes have died."""
+    name = re.compile(rf"{re.escape(TEMPORARY)}(\d+|old|parts)-{re.escape(folder.name)}")
+    return [path for path in folder.parent.glob(f"{TEMPORARY}*") if name.fullmatch(path.name)]
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a process left that died after the corpus was in place."""
+    if _leavings(folder):
+        # Whoever cannot write here, as in a shared cache, can still use the corpus.
+        with contextlib.suppress(OSError), locked(_lock(folder), wait=False) as free:
+            for left in _leavings(folder) if free else ():
+                shutil.rmtree(left)
+
+
+def _lock(folder: Path) -> Path:
+    """Return the file to lock while this corpus is written."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.touch()
+    return lock
+
+
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the lock on this corpus, after waiting for any other process that prepares it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(f".{folder.name}.lock")
-    lock.touch()
+    lock = _lock(folder)
     with locked_in_turn(lock, f"{folder.name} is being prepared by another process"):
         yield
 

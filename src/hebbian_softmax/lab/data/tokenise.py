@@ -15,6 +15,7 @@ NLTK's own on whole texts.
 import re
 import string
 import zipfile
+import zlib
 from collections.abc import Iterable
 from functools import cache
 from itertools import chain
@@ -32,6 +33,9 @@ CLOSERS = "])}>\"'»”’ "  # characters that may stand between the full stop 
 REMEMBERED = 1_000_000  # answers of each kind that a process keeps; then it forgets all, so that memory is bounded
 TOGETHER = 2_000  # pieces tokenised in one call of NLTK
 MARK = "\uf8ff"  # stands between these pieces: a private-use character, which few texts have
+
+# What NLTK raises if its model is missing or damaged, in an archive or not.
+_DAMAGES = (LookupError, OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 # A piece is a string without spaces. One of these prefixes tells that the piece is at an end of a sentence and not
 # between two spaces. Texts cannot contain the prefixes: their line breaks are replaced by spaces first.
@@ -72,7 +76,7 @@ def _has_model() -> bool:
 
     try:
         nltk.data.find(f"{PUNKT}/english/")
-    except (LookupError, zipfile.BadZipFile):
+    except _DAMAGES:
         return False
     return True
 
@@ -188,11 +192,22 @@ def _punkt() -> Any:
 
     try:
         return RememberingPunkt()
-    except (LookupError, OSError, ValueError, zipfile.BadZipFile) as error:
+    except _DAMAGES as error:
         raise LabError(
-            f"NLTK cannot load its English sentence model ({reason(error)}): install it with "
+            f"NLTK cannot load its English sentence model{_place()} ({reason(error)}): replace it by "
             "python -m nltk.downloader punkt_tab, or name the folder that has it with NLTK_DATA"
         ) from error
+
+
+def _place() -> str:
+    """Return where NLTK finds its model, as part of a sentence."""
+    import nltk
+
+    try:
+        found = nltk.data.find(f"{PUNKT}/english/")
+    except _DAMAGES:
+        return ""
+    return f" in {found.zipfile.filename if hasattr(found, 'zipfile') else found}"
 
 
 def _untimed(pattern: Any) -> Any:

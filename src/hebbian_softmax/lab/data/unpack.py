@@ -19,9 +19,11 @@ from typing import IO, Any, Protocol, cast
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.progress import format_bytes
 from hebbian_softmax.lab.base.settings import integer, setting
+from hebbian_softmax.lab.base.zips import open_zip
 from hebbian_softmax.lab.data.prepare import readable
 
 LIMIT = 200  # times its own size that a packed file may unpack to
+PIECE = 1 << 16  # bytes read at a time where nobody wants them
 SMALL = 4 << 20  # bytes that any packed file may unpack to
 
 TARS = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
@@ -39,6 +41,16 @@ def unpack_limit() -> Any:
     return setting(LIMIT, "times its own size that a packed file may unpack to before it is refused", integer(1))
 
 
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Turn the errors that a damaged packed file causes into one that names it."""
+    try:
+        with readable(path):
+            yield
+    except _DAMAGES as error:
+        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole one") from error
+
+
 class Source(Protocol):
     """A file to read from, a piece at a time."""
 
@@ -48,23 +60,28 @@ class Source(Protocol):
 
 
 class Bounded:
-    """A file to read from that raises a `LabError` once too many bytes have come from one packed file."""
+    """A file to read from that raises a `LabError` once too many bytes have come from one packed file, or damaged ones.
+
+    Whoever reads the file is not inside the block that opened its archive, so errors are noticed here.
+    """
 
     def __init__(self, file: Source, allowance: "Allowance") -> None:
         self._file, self._allowance = file, allowance
 
     def read(self, size: int = -1) -> bytes:
-        return self._allowance.taken(self._file.read(self._allowance.at_most(size)))
+        with _whole(self._allowance.path):
+            return self._allowance.taken(self._file.read(self._allowance.at_most(size)))
 
     def readline(self, size: int) -> bytes:
-        return self._allowance.taken(self._file.readline(self._allowance.at_most(size)))
+        with _whole(self._allowance.path):
+            return self._allowance.taken(self._file.readline(self._allowance.at_most(size)))
 
 
 class Allowance:
     """The bytes that one packed file may still unpack to."""
 
     def __init__(self, path: Path, limit: int) -> None:
-        self._path, self._limit = path, limit
+        self.path, self._limit = path, limit
         self._left = max(SMALL, limit * path.stat().st_size)
 
     def at_most(self, size: int) -> int:
@@ -80,9 +97,9 @@ class Allowance:
     def check(self, more: int) -> None:
         """Raise an error if so many bytes more would be too many."""
         if self._left < more:
-            size = self._path.stat().st_size
+            size = self.path.stat().st_size
             raise LabError(
-                f"{self._path} ({format_bytes(size)}) unpacks to more than "
+                f"{self.path} ({format_bytes(size)}) unpacks to more than "
                 f"{format_bytes(max(SMALL, self._limit * size))}, as files do that are made to fill a disk: if you "
                 "trust it, unpack it yourself, or raise --unpack-limit where the command has it"
             )
@@ -91,11 +108,8 @@ class Allowance:
 @contextlib.contextmanager
 def opened(path: Path, limit: int = LIMIT) -> Iterator[Source]:
     """Open a file for reading; files that end with .xz or .gz are unpacked."""
-    try:
-        with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
-            yield Bounded(file, Allowance(path, limit)) if path.suffix in OPENERS else file
-    except (lzma.LZMAError, EOFError, zlib.error) as error:
-        raise LabError(f"{path} cannot be read ({reason(error)}): replace it with a whole file") from error
+    with readable(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
+        yield Bounded(file, Allowance(path, limit)) if path.suffix in OPENERS else file
 
 
 def is_archive(place: Path) -> bool:
@@ -110,21 +124,16 @@ def read_texts(
 
     Each comes with its name and is open until the next one is asked for.
     """
-    try:
-        with readable(place):
-            if place.is_dir():
-                yield from _read_folder(place, wanted)
-            elif place.suffix == ".zip":
-                yield from _read_zip(place, wanted, limit)
-            elif place.name.endswith(TARS):
-                yield from _read_tar(place, wanted, limit)
-            else:
-                place.stat()  # a missing place has an error of its own
-                raise LabError(
-                    f"{place} is neither a folder nor an archive ({', '.join(TARS)}, .zip): name one of these"
-                )
-    except _DAMAGES as error:
-        raise LabError(f"{place} cannot be read ({reason(error)}): replace it with a whole archive") from error
+    with _whole(place):
+        if place.is_dir():
+            yield from _read_folder(place, wanted)
+        elif place.suffix == ".zip":
+            yield from _read_zip(place, wanted, limit)
+        elif place.name.endswith(TARS):
+            yield from _read_tar(place, wanted, limit)
+        else:
+            place.stat()  # a missing place has an error of its own
+            raise LabError(f"{place} is neither a folder nor an archive ({', '.join(TARS)}, .zip): name one of these")
 
 
 def _read_folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
@@ -136,7 +145,7 @@ def _read_folder(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
 
 def _read_zip(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator[tuple[str, Source]]:
     allowance = Allowance(path, limit)
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         texts = [each for each in archive.infolist() if each.filename.endswith(".txt") and wanted(each.filename)]
         allowance.check(sum(text.file_size for text in texts))
         for text in texts:
@@ -157,3 +166,5 @@ def _read_tar(path: Path, wanted: Callable[[str], bool], limit: int) -> Iterator
                     content = archive.extractfile(member)
                     assert content is not None
                     yield member.name, Bounded(content, contents)
+        while stream.read(PIECE):  # a packed file has its checksum at its end, which lies behind the end of the archive
+            pass

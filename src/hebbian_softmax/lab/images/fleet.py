@@ -26,7 +26,7 @@ from torch import Tensor
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
-from hebbian_softmax.lab.base.files import cannot_write
+from hebbian_softmax.lab.base.files import cannot_write, remove_temporary
 from hebbian_softmax.lab.base.json_files import from_json, read_json, to_json, write_json
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.data.workers import cores
@@ -237,12 +237,13 @@ AGAIN = "delete it to run that trial again"
 
 
 class Store:
-    """The finished trials, one JSON file each, in a folder of the run."""
+    """The finished trials, one JSON file each, in a folder of the run, which this process holds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             folder.mkdir(exist_ok=True)
+            remove_temporary(folder)
         except OSError as error:
             raise cannot_write(folder, error) from error
 

@@ -14,7 +14,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.report.page import write_page
+from hebbian_softmax.lab.report.page import is_whole_png, write_page
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Beside, Result, load_result
 from hebbian_softmax.lab.report.tables import Table, as_markdown, for_stream, side_by_side
@@ -64,14 +64,17 @@ class Shown:
         return self.recipe.tables_so_far(self.run) if self.recipe is not None and self.result is None else []
 
     def draw_missing(self) -> None:
-        """Draw the figures that did not travel with `result.json` again, where its numbers suffice."""
-        if self.result is None or self.recipe is None:
+        """Draw figures that are damaged, or did not travel with `result.json`, again where its numbers suffice."""
+        paths = [self.run.path / figure.file for figure in self.result.figures] if self.result is not None else []
+        missing = [path for path in paths if not (path.is_file() and is_whole_png(path.read_bytes()))]
+        if self.result is None or not missing:
             return
-        if missing := [figure.file for figure in self.result.figures if not (self.run.path / figure.file).exists()]:
-            images = self.recipe.figures_again(self.run, self.result)
-            for name in missing:
-                if name in images:
-                    write_atomic(self.run.path / name, images[name])
+        images = self.recipe.figures_again(self.run, self.result) if self.recipe is not None else {}
+        for path in missing:
+            if path.name in images:
+                write_atomic(path, images[path.name])
+            elif path.exists():
+                say(f"note: {path} is damaged and not on the page: put a whole one there, or delete it")
 
 
 def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs: CompareRuns) -> int:
