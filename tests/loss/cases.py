@@ -24,10 +24,19 @@ measured, and label smoothing subtracts terms that are up to V times larger than
 DTYPES = tuple(ROUNDINGS)
 
 
-def every_engine_in(*dtypes: torch.dtype) -> pytest.MarkDecorator:
-    """Run a test with every engine in each of these dtypes; the Triton engine is for bfloat16."""
+def every_engine_in(*dtypes: torch.dtype, slow: tuple[torch.dtype, ...] = ()) -> pytest.MarkDecorator:
+    """Run a test with every engine in each of these dtypes; the Triton engine is for bfloat16.
+
+    In the dtypes that are ``slow`` the test is marked so on a CPU.
+    """
     cases = [
-        pytest.param(impl, device, dtype, marks=marks, id=f"{impl}-{device}-{dtype}")
+        pytest.param(
+            impl,
+            device,
+            dtype,
+            marks=marks or (pytest.mark.slow if dtype in slow else ()),
+            id=f"{impl}-{device}-{dtype}",
+        )
         for impl, device, marks in ENGINES
         for dtype in dtypes
         if impl != "triton" or dtype == torch.bfloat16

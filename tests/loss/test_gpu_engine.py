@@ -31,6 +31,7 @@ FACTOR, ROUNDINGS = 4, 2
 """How many times the chunked engine's error is allowed, and how many units in the last place of the kernels' dtype: E,
 h times its factor and the result are rounded to it, by at most half a unit each."""
 LARGE = 10**9
+slow_if_interpreted = () if CUDA else pytest.mark.slow
 
 
 def make(
@@ -137,9 +138,9 @@ def test_gradients(n: int, d: int, v: int, bias: bool, workspace: int) -> None:
     ("n", "d", "v", "bias", "workspace", "scale"),
     [
         (5, 8, 37, False, LARGE, 1.0),
-        (130, 72, 301, True, LARGE, 1.0),
-        (130, 40, 1201, True, 800_000, 1.0),
-        (40, 16, 300, False, LARGE, 30.0),
+        (20, 16, 300, False, LARGE, 30.0),
+        pytest.param(130, 72, 301, True, LARGE, 1.0, marks=slow_if_interpreted),
+        pytest.param(130, 40, 1201, True, 800_000, 1.0, marks=slow_if_interpreted),
     ],
 )
 def test_a_prior(n: int, d: int, v: int, bias: bool, workspace: int, scale: float) -> None:
@@ -160,7 +161,10 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("n", "d", "v", "workspace"), [(33, 24, 301, LARGE), (130, 40, 1201, 800_000)])
+@pytest.mark.parametrize(
+    ("n", "d", "v", "workspace"),
+    [(17, 8, 301, LARGE), pytest.param(130, 40, 1201, 800_000, marks=slow_if_interpreted)],
+)
 def test_temperature_and_softcap(n: int, d: int, v: int, workspace: int, shape: dict[str, float]) -> None:
     problem, a = make(n, d, v, **shape)
     check(problem, a, a, *both_schedules(problem, a, a, workspace))
@@ -204,8 +208,8 @@ def test_many_chunks_of_rows() -> None:
 
 def test_every_class_of_every_chunk_is_in_the_gradient_of_the_input() -> None:
     """Two chunks of 12,800 classes, for which three products of multiples of 8 classes would leave some over."""
-    problem, a = make(5, 8, 25_500)
-    needs = Needs(DTYPE, torch.float32, None)
+    problem, a = make(5, 8, 25_500, bias=True, prior=True)
+    needs = Needs(DTYPE, torch.float32, torch.float32)
     workspace = 13_000 * 128 * problem.input.element_size()
     terms = chunked_in(torch.float32, problem, a, a)[0]
     with recorded_launches() as launches:
@@ -291,11 +295,10 @@ def test_a_frozen_head_computes_its_logits_once_in_little_memory() -> None:
     problem, a = make(600, 8, 300)
     workspace = 200 * problem.input.element_size() * 320
     assert Schedule.of_rows(problem, Needs(DTYPE, torch.float32, None), workspace, processors=132) is None
-    with recorded_launches() as launches:
-        _, gradients = engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
+    with recorded_launches(run=False) as launches:
+        engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
     scores, settle = (sum(each.kernel == name for each in launches) for name in ("scores", "settle"))
     assert scores == settle >= 3
-    check(problem, a, a, (None, gradients))
 
 
 def test_an_impossible_target_has_infinite_loss_and_a_gradient() -> None:

@@ -61,7 +61,7 @@ def check(case: Case, impl: str, entropy: bool, workspace: int | None = None, **
         assert_no_worse(mine, theirs, right, case.input.dtype)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("size", [(1, 8, 2), (13, 8, 97), (33, 40, 1009)], ids=str)
 @pytest.mark.parametrize("workspace", [None, 9_000])
 @pytest.mark.parametrize("entropy", [False, True])
@@ -70,7 +70,7 @@ def test_sizes(impl, device, dtype, size, workspace, entropy) -> None:
     check(make(*size, device=device, dtype=dtype), impl, entropy, workspace)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("workspace", [None, 9_000])

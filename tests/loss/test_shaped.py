@@ -62,7 +62,7 @@ def engine_of(impl: str, options: dict[str, Any]) -> str:
     return "auto" if impl == "triton" and {"softcap", "label_smoothing"} <= options.keys() else impl
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("options", ALONE, ids=str)
 @pytest.mark.parametrize("workspace", [None, 9_000])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -71,8 +71,10 @@ def test_each_alone(impl, device, dtype, options, workspace, reduction) -> None:
     assert_no_worse_than_eager(case, engine_of(impl, options), workspace, reduction=reduction, **options)
 
 
-@every_engine_in(*DTYPES)
-@pytest.mark.parametrize("size", [(1, 8, 4), (13, 8, 97), (33, 40, 1009)], ids=str)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
+@pytest.mark.parametrize(
+    "size", [(1, 8, 4), (13, 8, 97), pytest.param((33, 40, 1009), marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("workspace", [None, 9_000, 1])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 @pytest.mark.parametrize("options", [TOGETHER, WITHOUT_SMOOTHING], ids=["smooth", "sharp"])
@@ -148,7 +150,7 @@ def test_a_softcap_stays_in_the_workspace(dtype: torch.dtype, reduction: str) ->
     assert watch.most <= workspace + sum(each.nbytes for each in case.operands()) + 8 * 12 * (1500 + 3001)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("shape", [{"temperature": 0.5}, {"temperature": 2.0, "softcap": 4.0}], ids=str)
 def test_log_prob(impl, device, dtype, shape) -> None:
     case = make(37, 16, 211, device=device, dtype=dtype, bias=True, masked=0.3)
