@@ -1,5 +1,6 @@
 """Gutenberg: which part of a book is used, which books go where, and the paper's counts on its own test books."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,18 @@ def test_books_of_ones_own_train(root: Path, tmp_path: Path, form: str) -> None:
     assert corpus.manifest["notes"]["books"] == {"train": 3, "valid": 2, "test": 1}
     assert len(corpus.arrays["train_starts"]) == 3
     assert "first_days" not in corpus.arrays
+
+
+@pytest.mark.parametrize("form", ["30.txt", "more.zip"])
+def test_a_book_that_is_no_text_is_named(root: Path, form: str) -> None:
+    folder = root / "gutenberg"
+    (folder / "valid" / "30.txt").unlink()
+    write(folder / "more.zip" if form == "more.zip" else folder, {"30.txt": b"He \0ran."})
+    for number in (4, 5):
+        (folder / f"{number}.txt").write_text("The cat sat.")
+    named = str(folder / "30.txt") if form == "30.txt" else f"30.txt in an archive of {folder}"
+    with pytest.raises(LabError, match=f"^{re.escape(named)} is not a text, it has zero bytes: take it out"):
+        prepared(root)
 
 
 def test_other_books_are_another_corpus(root: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ OTHER: a text that was changed is another text. The corpus made from it says so 
 START = "hebbian: error: "
 ADVICE = re.compile(
     r"\b(choose|copy|correct|delete|evaluate|free|get|give|go on|install|look|make|move|name|prepare|put|remove|repair"
-    r"|replace|restore|resume|show|start|stop|train|try|use|wait)\b"
+    r"|replace|restore|resume|show|start|stop|take|train|try|use|wait)\b"
 )
 
 

@@ -125,7 +125,9 @@ def _gather(options: Options, splits: Splits, workshop: Workshop) -> None:
                 yield "train", str(training / name), _read_book(training / name, file), options.paper_exact
         for split, number in ((split, number) for split, numbers in splits.items() for number in numbers):
             if number in found:
-                yield split, f"{number}.txt", found[number], options.paper_exact
+                path = found[number]
+                name = f"{number}.txt in an archive of {folder}" if path.parent == scratch else str(path)
+                yield split, name, path, options.paper_exact
 
     workshop.tokenise(_tokenise, books(), None if training else len(found))
     if training is not None and not workshop.gathered.tokens["train"]:
