@@ -41,7 +41,7 @@ interpreted_or_on_gpu = pytest.mark.skipif(
 )
 
 
-def compile_apart(program: str, cache: Path) -> None:
+def compile_apart(program: str, cache: Path, *arguments: str) -> None:
     """Run a program of the tests that compiles kernels, where Triton is not interpreted; it must succeed."""
     root = Path(__file__).parents[1]
     environment = os.environ | {
@@ -49,7 +49,8 @@ def compile_apart(program: str, cache: Path) -> None:
         "TRITON_CACHE_DIR": str(cache),
         "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
     }
-    done = subprocess.run([sys.executable, root / "tests" / program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, root / "tests" / program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -109,6 +109,21 @@ PRIOR_ROWS: list[Row] = [
     ("prior", torch.tensor([0, 0, 0, 0, 0, NAN]), ValueError, "got nan"),
     ("prior", torch.tensor([0, 0, INF, 0, 0, 0]), ValueError, "got inf"),
 ]
+TOKEN_WEIGHT_ROWS: list[Row] = [
+    ("token_weight", [1.0] * 3, TypeError, "token_weight must be a tensor"),
+    ("token_weight", torch.ones(2), ValueError, "shape"),
+    ("token_weight", torch.ones(3, dtype=torch.int64), TypeError, "floating point"),
+    ("token_weight", torch.ones(3, requires_grad=True), ValueError, "none"),
+    ("token_weight", torch.ones(3, device="meta"), ValueError, "device"),
+    ("token_weight", torch.tensor([1, NAN, 1]), ValueError, "got nan"),
+    ("token_weight", torch.tensor([1, 1, INF]), ValueError, "got inf"),
+    *a_number("z_loss", -0.1, INF),
+]
+SHAPE_ROWS: list[Row] = [
+    *a_number("temperature", 0.0, -1.0, INF),
+    ("temperature", None, TypeError, "temperature"),
+    *a_number("softcap", 0.0, -1.0, INF),
+]
 MASKED_ROWS: list[Row] = [("prior", torch.tensor([0, 0, 0, 0, 0, -INF]), ValueError, "masks with -inf, got 5")]
 """One of the good targets is masked."""
 STREAM_ROWS: list[Row] = [
@@ -229,6 +244,8 @@ TABLE: dict[str, list[Row]] = {
         *CLASS_WEIGHT_ROWS,
         *PRIOR_ROWS,
         *MASKED_ROWS,
+        *TOKEN_WEIGHT_ROWS,
+        *SHAPE_ROWS,
         *a_flag("remember"),
     ],
     "HebbianSoftmax.remember": BATCH_ROWS,
@@ -247,9 +264,23 @@ TABLE: dict[str, list[Row]] = {
     "HebbianSoftmax.add_classes": [*an_integer("n", 1), ("optimizer", "adam", TypeError, "optimizer")],
     "HebbianSoftmax.reset_memory": COUNTS_ROWS,
     "prepare_fsdp": [("head", None, TypeError, "fully_shard"), ("head", a_head(), TypeError, "fully_shard")],
-    "linear_cross_entropy": [*LOSS_ROWS, *TARGET_ROWS, *CLASS_WEIGHT_ROWS, *PRIOR_ROWS, *MASKED_ROWS],
-    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS],
-    "linear_topk": [*LOSS_ROWS, *PRIOR_ROWS, *an_integer("k", 1), ("k", 7, ValueError, "k must be at most")],
+    "linear_cross_entropy": [
+        *LOSS_ROWS,
+        *TARGET_ROWS,
+        *CLASS_WEIGHT_ROWS,
+        *PRIOR_ROWS,
+        *MASKED_ROWS,
+        *TOKEN_WEIGHT_ROWS,
+        *SHAPE_ROWS,
+    ],
+    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS, *SHAPE_ROWS, *a_flag("entropy")],
+    "linear_topk": [
+        *LOSS_ROWS,
+        *PRIOR_ROWS,
+        *SHAPE_ROWS,
+        *an_integer("k", 1),
+        ("k", 7, ValueError, "k must be at most"),
+    ],
     "NeuralCache": [*an_integer("size", 1), *a_number("theta", 0.0, -1.0, INF)],
     "NeuralCache.observe": [*STREAM_ROWS, *LABEL_ROWS],
     "NeuralCache.log_prob": [*STREAM_ROWS, *LABEL_ROWS, *a_workspace()],

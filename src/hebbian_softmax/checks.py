@@ -143,6 +143,12 @@ def majority_class(probabilities: Tensor, ignore_index: int) -> Tensor:
     return torch.where(largest > 0.5, classes, ignore_index)
 
 
+def classes_to_memorize(targets: Tensor, ignore_index: int, token_weight: Tensor | None = None) -> Tensor:
+    """Return the classes (N,) of classes or probabilities; ``ignore_index`` for tokens whose weight is 0 or less."""
+    classes = majority_class(targets, ignore_index) if targets.is_floating_point() else targets
+    return classes if token_weight is None else classes.masked_fill(token_weight.reshape(-1) <= 0, ignore_index)
+
+
 def check_same_place(weight: Tensor, h: Tensor) -> None:
     """Refuse activations on another device than the weight, and a weight without values."""
     if weight.is_meta and not h.is_meta:

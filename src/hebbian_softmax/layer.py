@@ -250,22 +250,27 @@ class HebbianSoftmax(nn.Linear):
         label_smoothing: float = 0.0,
         weight: Tensor | None = None,
         prior: Tensor | None = None,
+        token_weight: Tensor | None = None,
+        temperature: float = 1.0,
+        softcap: float | None = None,
+        z_loss: float = 0.0,
         remember: bool = True,
     ) -> Tensor:
         """Return the cross-entropy of activations (..., features) and class indices (...); remember both in training.
 
         It is ``F.cross_entropy(head(dropout(h)), targets, ...)``, where ``weight`` stands for the class weights; but
-        where every target is ignored it is 0 with zero gradients. ``prior`` is added to the logits of each class, as in
+        where every target is ignored it is 0 with zero gradients. The other options are those of
         :func:`~hebbian_softmax.linear_cross_entropy`. The activations are memorised at the optimizer step that applies
-        the gradient of this loss.
+        the gradient of this loss, but not those whose ``token_weight`` is 0 or less.
 
         Targets may also be probabilities (..., num_classes), as from mixup or a teacher. An activation is then
         memorised for the class that has more than half of the probability; where no class has, it is not memorised.
         """
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
         weight_of_head = self._own_weight()
-        options = Options(weight, reduction, self.ignore_index, label_smoothing, prior)
-        options.check(weight_of_head)
+        more = prior, token_weight, temperature, softcap, z_loss
+        options = Options(weight, reduction, self.ignore_index, label_smoothing, *more)
+        options.check(weight_of_head, h.shape[:-1])
         if not torch.compiler.is_compiling():
             if self.context is not None:
                 raise RuntimeError("head.loss remembers by itself; call it outside of head.targets(...)")
@@ -284,7 +289,6 @@ class HebbianSoftmax(nn.Linear):
         operands = dropped, weight_of_head, flat_targets, self.bias
         if soft:
             loss = soft_cross_entropy(*operands, options)
-            flat_targets = checks.majority_class(flat_targets, self.ignore_index)
         else:
             loss = cross_entropy(*operands, options, zero_if_empty=True, copy=copy)
         if reduction == "none":
@@ -294,7 +298,8 @@ class HebbianSoftmax(nn.Linear):
         if checks.check_flag("remember", remember) and torch.is_grad_enabled() and self.remembers(warn=True):
             assert self._attachment is not None
             self._attachment.watch_weight()
-            loss = self._attachment.watch(loss, flat, flat_targets)
+            classes = checks.classes_to_memorize(flat_targets, self.ignore_index, token_weight)
+            loss = self._attachment.watch(loss, flat, classes)
         return loss
 
     def remember(self, h: Tensor, targets: Tensor) -> None:
@@ -476,8 +481,7 @@ class HebbianSoftmax(nn.Linear):
         follow_weight(self)
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
         checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
-        soft = flat_targets.is_floating_point()
-        return flat, checks.majority_class(flat_targets, self.ignore_index) if soft else flat_targets
+        return flat, checks.classes_to_memorize(flat_targets, self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""

@@ -24,10 +24,19 @@ measured, and label smoothing subtracts terms that are up to V times larger than
 DTYPES = tuple(ROUNDINGS)
 
 
-def every_engine_in(*dtypes: torch.dtype) -> pytest.MarkDecorator:
-    """Run a test with every engine in each of these dtypes; the Triton engine is for bfloat16."""
+def every_engine_in(*dtypes: torch.dtype, slow: tuple[torch.dtype, ...] = ()) -> pytest.MarkDecorator:
+    """Run a test with every engine in each of these dtypes; the Triton engine is for bfloat16.
+
+    In the dtypes that are ``slow`` the test is marked so on a CPU.
+    """
     cases = [
-        pytest.param(impl, device, dtype, marks=marks, id=f"{impl}-{device}-{dtype}")
+        pytest.param(
+            impl,
+            device,
+            dtype,
+            marks=marks or (pytest.mark.slow if dtype in slow else ()),
+            id=f"{impl}-{device}-{dtype}",
+        )
         for impl, device, marks in ENGINES
         for dtype in dtypes
         if impl != "triton" or dtype == torch.bfloat16
@@ -45,6 +54,7 @@ class Case:
     linear_bias: Tensor | None = None
     weight: Tensor | None = None
     prior: Tensor | None = None
+    token_weight: Tensor | None = None
 
     def operands(self) -> list[Tensor]:
         """Return the operands that have gradients."""
@@ -57,7 +67,7 @@ class Case:
             return None if tensor is None else tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
         operands = copy(self.input), copy(self.linear_weight), self.target, copy(self.linear_bias)
-        return Case(*operands, copy(self.weight), copy(self.prior))
+        return Case(*operands, copy(self.weight), copy(self.prior), copy(self.token_weight))
 
 
 def make(
@@ -98,21 +108,45 @@ def make(
     )
 
 
-def eager(case: Case, **options: object) -> Tensor:
+def eager(
+    case: Case,
+    *,
+    reduction: str = "mean",
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    **options: object,
+) -> Tensor:
     """Return the loss of eager torch, at least in float32, for logits in the dtype of the operands."""
     logits = F.linear(case.input, case.linear_weight, case.linear_bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = (logits if softcap is None else softcap * (logits / softcap).tanh()) / temperature
     weight, target = None if case.weight is None else case.weight.to(logits.dtype), case.target
     if case.prior is not None:  # Without the masked classes, the others have other numbers.
         kept = case.prior > -torch.inf
         logits, weight = (logits + case.prior)[:, kept], None if weight is None else weight[kept]
         number = kept.cumsum(0) - 1
         target = torch.where(target < 0, target, number[target.clamp(min=0)])
-    return F.cross_entropy(logits, target, weight=weight, **options)
+    if case.token_weight is None and not z_loss:
+        return F.cross_entropy(logits, target, weight=weight, reduction=reduction, **options)
+    losses = F.cross_entropy(logits, target, weight=weight, reduction="none", **options)
+    counted = target != options.get("ignore_index", -100)
+    losses = losses + z_loss * torch.where(counted, logits.logsumexp(1) ** 2, 0)
+    weights = counted * (1 if weight is None else weight[target.clamp(min=0)])
+    if case.token_weight is not None:
+        losses, weights = losses * case.token_weight, weights * case.token_weight
+    if reduction == "mean":
+        return losses.sum() / weights.sum()
+    return losses if reduction == "none" else losses.sum()
 
 
 def ours(case: Case, **options: object) -> Tensor:
-    constants = {"linear_bias": case.linear_bias, "weight": case.weight, "prior": case.prior}
+    constants = {
+        "linear_bias": case.linear_bias,
+        "weight": case.weight,
+        "prior": case.prior,
+        "token_weight": case.token_weight,
+    }
     return linear_cross_entropy(case.input, case.linear_weight, case.target, **constants, **options)
 
 

@@ -1,6 +1,11 @@
-"""Compile every kernel of the loss for an H100 or H200, without one; run where Triton is not interpreted."""
+"""Compile every kernel of the loss for an H100 or H200, without one; run where Triton is not interpreted.
+
+With ``--options``, the kernels have every option of the loss.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -17,9 +22,11 @@ def main() -> None:
         h, w, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((130, 72), (301, 72), 301))
         target, scale = torch.empty(130, dtype=torch.int64), torch.empty(130)
         problem, needs = Problem(h, w, bias, target), Needs(torch.bfloat16, torch.float32, torch.float32)
-        for each in (problem, Problem(h, w, bias, target, torch.empty(301))):
-            terms, _ = engine.row_terms_and_gradients(each, scale, scale, needs, 10**9)
-            engine.gradients(each, terms, scale, scale, needs, 10**9)
+        square = None
+        if "--options" in sys.argv:
+            problem, square = Problem(h, w, bias, target, torch.empty(301), 0.5, 30.0), scale
+        terms, _ = engine.row_terms_and_gradients(problem, scale, scale, needs, 10**9, square_scale=square)
+        engine.gradients(problem, terms, scale, scale, needs, 10**9)
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
     assert sorted(set(compiled)) == KERNELS.split(), f"compiled {sorted(set(compiled))}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from hebbian_softmax._triton import is_hopper
 from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.gpu.schedule import Schedule
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
 from tests.interpreter import interpreted_or_on_gpu, recorded_launches
 from tests.operations import Watch
 
@@ -31,10 +31,16 @@ FACTOR, ROUNDINGS = 4, 2
 """How many times the chunked engine's error is allowed, and how many units in the last place of the kernels' dtype: E,
 h times its factor and the result are rounded to it, by at most half a unit each."""
 LARGE = 10**9
+slow_if_interpreted = () if CUDA else pytest.mark.slow
 
 
-def make(n: int, d: int, v: int, bias: bool = False, scale: float = 1.0, prior: bool = False) -> tuple[Problem, Tensor]:
-    """Return a problem with an ignored row, and positive scales of its rows; a prior masks every third class."""
+def make(
+    n: int, d: int, v: int, bias: bool = False, scale: float = 1.0, prior: bool = False, **shape: float
+) -> tuple[Problem, Tensor]:
+    """Return a problem with an ignored row, and positive scales of its rows; a prior masks every third class.
+
+    ``shape`` is the scale or the softcap of the problem, as ``scale_of_logits`` and ``softcap``.
+    """
     h, w = scale * torch.randn(n, d), torch.randn(v, d) / d**0.5
     target = torch.randint(v, (n,))
     additive = None
@@ -46,21 +52,31 @@ def make(n: int, d: int, v: int, bias: bool = False, scale: float = 1.0, prior: 
         target[1] = -1
     a = torch.where(target < 0, 0, torch.rand(n) + 0.1)
     b = torch.randn(v).to(DEVICE, DTYPE) if bias else None
-    return Problem(h.to(DEVICE, DTYPE), w.to(DEVICE, DTYPE), b, target.to(DEVICE), additive), a.to(DEVICE)
+    final = shape.get("scale_of_logits", 1.0), shape.get("softcap")
+    return Problem(h.to(DEVICE, DTYPE), w.to(DEVICE, DTYPE), b, target.to(DEVICE), additive, *final), a.to(DEVICE)
 
 
-def chunked_in(dtype: torch.dtype, problem: Problem, a: Tensor, b: Tensor) -> tuple[RowTerms, Gradients]:
+def chunked_in(
+    dtype: torch.dtype, problem: Problem, a: Tensor, b: Tensor, square: Tensor | None = None
+) -> tuple[RowTerms, Gradients]:
     """Return what the chunked engine finds in float32 or float64."""
     bias = None if problem.bias is None else problem.bias.to(dtype)
     prior = None if problem.prior is None else problem.prior.to(dtype)
-    same = Problem(problem.input.to(dtype), problem.weight.to(dtype), bias, problem.target, prior)
+    same = replace(problem, input=problem.input.to(dtype), weight=problem.weight.to(dtype), bias=bias, prior=prior)
     needs = Needs(dtype, dtype, None if bias is None else dtype)
-    return chunked.row_terms_and_gradients(same, a.to(dtype), b.to(dtype), needs, LARGE)
+    square = None if square is None else square.to(dtype)
+    return chunked.row_terms_and_gradients(same, a.to(dtype), b.to(dtype), needs, LARGE, square_scale=square)
 
 
-def check(problem: Problem, a: Tensor, b: Tensor, *found: tuple[RowTerms | None, Gradients]) -> None:
+def check(
+    problem: Problem,
+    a: Tensor,
+    b: Tensor,
+    *found: tuple[RowTerms | None, Gradients],
+    square: Tensor | None = None,
+) -> None:
     """Check all terms that were found, and all gradients; those of some operands may be missing."""
-    trusted, exact = (chunked_in(dtype, problem, a, b) for dtype in (torch.float32, torch.float64))
+    trusted, exact = (chunked_in(dtype, problem, a, b, square) for dtype in (torch.float32, torch.float64))
     for terms, gradients in found:
         for name in () if terms is None else ("nll", "target_logit", "normaliser"):
             check_one(name, *(getattr(each, name) for each in (terms, trusted[0], exact[0])), torch.float32)
@@ -73,8 +89,8 @@ def check(problem: Problem, a: Tensor, b: Tensor, *found: tuple[RowTerms | None,
 def largest_logit(problem: Problem) -> float:
     """Return the largest magnitude of a logit: that of the relative error of exp(z), in roundings of z."""
     z = problem.input.double() @ problem.weight.double().T
-    for each in (problem.bias, problem.prior):
-        z = z if each is None else z + each.clamp(min=-9)
+    z = problem.scale * (z if problem.bias is None else z + problem.bias.clamp(min=-9))
+    z = z if problem.prior is None else z + problem.prior.clamp(min=-9)
     return float(z.abs().max()) if z.numel() else 0.0
 
 
@@ -90,13 +106,16 @@ def check_one(
         assert error <= FACTOR * usual + roundings, name
 
 
-def both_schedules(problem: Problem, a: Tensor, b: Tensor, workspace: int) -> list[tuple[RowTerms, Gradients]]:
+def both_schedules(
+    problem: Problem, a: Tensor, b: Tensor, workspace: int, square: Tensor | None = None
+) -> list[tuple[RowTerms, Gradients]]:
     """Return what the engine finds in one pass, and in two passes with chunks of classes."""
     needs = Needs(DTYPE, torch.float32, None if problem.bias is None else torch.float32)
     terms = engine.row_terms(problem, workspace)
+    total = add_square(a, b, square, terms.normaliser)
     return [
-        engine.row_terms_and_gradients(problem, a, b, needs, workspace),
-        (terms, engine.gradients(problem, terms, a, b, needs, workspace)),
+        engine.row_terms_and_gradients(problem, a, b, needs, workspace, square_scale=square),
+        (terms, engine.gradients(problem, terms, total, b, needs, workspace)),
     ]
 
 
@@ -119,9 +138,9 @@ def test_gradients(n: int, d: int, v: int, bias: bool, workspace: int) -> None:
     ("n", "d", "v", "bias", "workspace", "scale"),
     [
         (5, 8, 37, False, LARGE, 1.0),
-        (130, 72, 301, True, LARGE, 1.0),
-        (130, 40, 1201, True, 800_000, 1.0),
-        (40, 16, 300, False, LARGE, 30.0),
+        (20, 16, 300, False, LARGE, 30.0),
+        pytest.param(130, 72, 301, True, LARGE, 1.0, marks=slow_if_interpreted),
+        pytest.param(130, 40, 1201, True, 800_000, 1.0, marks=slow_if_interpreted),
     ],
 )
 def test_a_prior(n: int, d: int, v: int, bias: bool, workspace: int, scale: float) -> None:
@@ -131,6 +150,51 @@ def test_a_prior(n: int, d: int, v: int, bias: bool, workspace: int, scale: floa
     for _, gradients in found:
         assert not gradients.weight[::3].any()
         assert gradients.bias is None or not gradients.bias[::3].any()
+
+
+SHAPES = [
+    {"scale_of_logits": 1.7},
+    {"softcap": 2.0},
+    {"softcap": 1.5, "scale_of_logits": 0.6, "bias": True, "prior": True},
+    {"scale_of_logits": 40.0, "bias": True, "prior": True},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("n", "d", "v", "workspace"),
+    [(17, 8, 301, LARGE), pytest.param(130, 40, 1201, 800_000, marks=slow_if_interpreted)],
+)
+def test_temperature_and_softcap(n: int, d: int, v: int, workspace: int, shape: dict[str, float]) -> None:
+    problem, a = make(n, d, v, **shape)
+    check(problem, a, a, *both_schedules(problem, a, a, workspace))
+
+
+@pytest.mark.parametrize("shape", [{}, {"softcap": 2.0, "scale_of_logits": 0.5, "prior": True}], ids=str)
+def test_a_z_loss(shape: dict[str, float]) -> None:
+    problem, a = make(40, 24, 301, **shape)
+    square = 0.3 * a
+    check(problem, a, a, *both_schedules(problem, a, a, LARGE, square), square=square)
+
+
+def test_a_z_loss_that_cancels_the_softmax() -> None:
+    """The target has its gradient all the same."""
+    problem, a = make(5, 8, 300)
+    normaliser = engine.row_terms(problem, LARGE).normaliser
+    square = torch.where(problem.target < 0, 0, -a / normaliser)
+    both = both_schedules(problem, a, a, LARGE, square)
+    for _, gradients in both:
+        expected = torch.zeros_like(gradients.weight)
+        counted = problem.target >= 0
+        scaled = a[:, None] * problem.input.float()
+        expected.index_add_(0, problem.target[counted], -scaled[counted])
+        check_one("weight", gradients.weight, expected, expected.double(), DTYPE, largest_logit(problem))
+
+
+def test_a_weight_may_be_negative() -> None:
+    problem, a = make(40, 24, 301)
+    sign = torch.where(torch.arange(len(a), device=DEVICE) % 2 == 0, 1.0, -1.0)
+    check(problem, a * sign, a * sign, *both_schedules(problem, a * sign, a * sign, LARGE))
 
 
 def test_many_chunks_of_rows() -> None:
@@ -144,8 +208,8 @@ def test_many_chunks_of_rows() -> None:
 
 def test_every_class_of_every_chunk_is_in_the_gradient_of_the_input() -> None:
     """Two chunks of 12,800 classes, for which three products of multiples of 8 classes would leave some over."""
-    problem, a = make(5, 8, 25_500)
-    needs = Needs(DTYPE, torch.float32, None)
+    problem, a = make(5, 8, 25_500, bias=True, prior=True)
+    needs = Needs(DTYPE, torch.float32, torch.float32)
     workspace = 13_000 * 128 * problem.input.element_size()
     terms = chunked_in(torch.float32, problem, a, a)[0]
     with recorded_launches() as launches:
@@ -231,11 +295,10 @@ def test_a_frozen_head_computes_its_logits_once_in_little_memory() -> None:
     problem, a = make(600, 8, 300)
     workspace = 200 * problem.input.element_size() * 320
     assert Schedule.of_rows(problem, Needs(DTYPE, torch.float32, None), workspace, processors=132) is None
-    with recorded_launches() as launches:
-        _, gradients = engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
+    with recorded_launches(run=False) as launches:
+        engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
     scores, settle = (sum(each.kernel == name for each in launches) for name in ("scores", "settle"))
     assert scores == settle >= 3
-    check(problem, a, a, (None, gradients))
 
 
 def test_an_impossible_target_has_infinite_loss_and_a_gradient() -> None:

@@ -1,8 +1,7 @@
 """The cases on which the tests of Cut Cross-Entropy and of Liger-Kernel try their losses, by our rule for tolerances.
 
-Shapes, dtypes and options are those of their grids; soft capping and the z-loss, which this library does not have, are
-left out. On a CPU every eleventh case is part of the default suite, and the rest is marked ``slow``; long batches are
-cut there. On a GPU all of them run.
+Shapes, dtypes and options are those of their grids. On a CPU every eleventh case is part of the default suite, and the
+rest is marked ``slow``; long batches are cut there. On a GPU all of them run.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ CUT = list(
         [(256, 512, 128), (252, 507, 128), (252, 507, 123)],
         [False, True],
         [False, True],
+        [None, 20.0],
         REDUCTIONS,
         [torch.float32, torch.float16, torch.bfloat16],
     )
@@ -49,14 +49,14 @@ CUT = list(
 
 
 @pytest.mark.parametrize(
-    ("impl", "device", "shape", "bias", "invalid", "reduction", "dtype"), on_every_engine(CUT), ids=str
+    ("impl", "device", "shape", "bias", "invalid", "softcap", "reduction", "dtype"), on_every_engine(CUT), ids=str
 )
-def test_cut_cross_entropy(impl, device, shape, bias, invalid, reduction, dtype) -> None:
+def test_cut_cross_entropy(impl, device, shape, bias, invalid, softcap, reduction, dtype) -> None:
     """Rows of W that equal activations, so that some classes stand out; a fifth of the targets is ignored."""
     case = cut_case(shape, bias, invalid, dtype, device)
     if impl == "triton" and shape[2] % 8:
         pytest.skip("The kernels need a number of features divisible by 8.")
-    assert_no_worse_than_eager(case, impl, reduction=reduction)
+    assert_no_worse_than_eager(case, impl, reduction=reduction, softcap=softcap)
 
 
 def cut_case(shape: tuple[int, int, int], bias: bool, invalid: bool, dtype: torch.dtype, device: str) -> Case:
@@ -119,14 +119,14 @@ LIGER = [
         [(2, 4, 512, 512), (8, 128, 1024, 4096), (4, 47, 31, 123), (3, 423, 64, 3200)],
         [False, True],
         [0.1, 1.0],
-        # Of the ignored targets, label smoothing, class weights, reduction.
+        # Of the ignored targets, label smoothing, z-loss, softcap, class weights, reduction.
         [
-            (None, 0.0, False, "mean"),
-            (2, 0.0, False, "sum"),
-            (-123, 0.0, True, "mean"),
-            (1, 0.1, False, "mean"),
-            (-300, 0.2, True, "sum"),
-            (42, 0.1, True, "none"),
+            (None, 0.0, 0.0, None, False, "mean"),
+            (2, 0.0, 0.0, None, False, "sum"),
+            (-123, 0.0, 1e-4, 30.0, True, "mean"),
+            (1, 0.1, 1e-4, None, False, "mean"),
+            (-300, 0.2, 0.0, 30.0, True, "sum"),
+            (42, 0.1, 1e-4, 30.0, True, "none"),
         ],
         [torch.float32, torch.bfloat16],
     )
@@ -137,11 +137,26 @@ rounds them to whole numbers, so there is nothing to compare with."""
 
 
 @pytest.mark.parametrize(
-    ("impl", "device", "shape", "bias", "scale", "ignored", "smoothing", "weighted", "reduction", "dtype"),
+    (
+        "impl",
+        "device",
+        "shape",
+        "bias",
+        "scale",
+        "ignored",
+        "smoothing",
+        "z_loss",
+        "softcap",
+        "weighted",
+        "reduction",
+        "dtype",
+    ),
     on_every_engine(LIGER),
     ids=str,
 )
-def test_liger(impl, device, shape, bias, scale, ignored, smoothing, weighted, reduction, dtype) -> None:
+def test_liger(
+    impl, device, shape, bias, scale, ignored, smoothing, z_loss, softcap, weighted, reduction, dtype
+) -> None:
     """All of W and of the bias is in [0, 1], and up to half of the targets is ignored."""
     b, t, d, v = shape
     if impl == "triton" and d % 8:
@@ -159,6 +174,8 @@ def test_liger(impl, device, shape, bias, scale, ignored, smoothing, weighted, r
         torch.rand(v).to(device, dtype) if weighted else None,
     )
     options = {"ignore_index": -100 if ignored is None else ignored, "label_smoothing": smoothing}
+    options |= {"z_loss": z_loss, "softcap": softcap}
+    impl = "auto" if impl == "triton" and smoothing and softcap is not None else impl
     assert_no_worse_than_eager(case, impl, reduction=reduction, **options)
 
 

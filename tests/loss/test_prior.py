@@ -23,7 +23,7 @@ INF = math.inf
 WEIGHTED = [(0.0, False), (0.1, False), (0.1, True), (1.0, True)]
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("size", [(1, 8, 2), (13, 8, 97), (33, 40, 1009)], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("masked", [0.0, 0.5])
@@ -31,7 +31,7 @@ def test_sizes(impl, device, dtype, size, reduction, masked) -> None:
     assert_no_worse_than_eager(make(*size, device=device, dtype=dtype, masked=masked), impl, reduction=reduction)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("workspace", [None, 9_000, 1])
 @pytest.mark.parametrize(("smoothing", "weighted"), WEIGHTED)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -130,7 +130,7 @@ def test_a_masked_target_on_a_gpu(impl: str) -> None:
         assert (each == -INF).all()
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
 @pytest.mark.parametrize("workspace", [None, 9000])
 def test_log_prob(impl, device, dtype, workspace) -> None:
     case = make(37, 16, 211, device=device, dtype=dtype, bias=True, ignored=0.3, masked=0.4)

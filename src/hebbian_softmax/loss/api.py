@@ -8,14 +8,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
+from hebbian_softmax.checks import check_flag
 from hebbian_softmax.loss import checks, reference
 from hebbian_softmax.loss.dtypes import product_dtype, wide
-from hebbian_softmax.loss.function import LinearCrossEntropy, Settings, choose_engine
+from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
+from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.weighting import Weighting
 
-_DEFAULTS = "mean", None, 0.0, "auto", None
+_DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
 _IGNORED = -100
 """The ``ignore_index`` of a caller who gives none."""
 
@@ -36,6 +37,10 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     prior: Tensor | None = None,
+    token_weight: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
     impl: str = "auto",
     workspace: int | None = None,
 ) -> Tensor:
@@ -60,6 +65,12 @@ def linear_cross_entropy(
         prior: a constant that is added to each class's logits, (V,): log π for a balanced softmax or for logit
             adjustment; -inf masks a class, whose probability, gradient and share of the smoothing are then 0. On a CPU
             a masked target is refused; elsewhere its loss is inf, and the row has no gradient.
+        token_weight: a constant that multiplies the loss of each row, of the shape of ``target``. ``mean`` divides by
+            the sum of the weights, as it does with class weights, so with weights that may be negative take ``sum``. A
+            row with weight 0 takes no part.
+        temperature: the logits, without the prior, are divided by it.
+        softcap: c of c · tanh(z / c), which is applied to the logits z before temperature and prior.
+        z_loss: ζ of ζ · (log Σ_v exp(z_v))², which is added to the loss of each row.
         impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
             CUDA devices of capability 9.0 or more, in bfloat16 and not float16, with d divisible by 8). ``auto`` takes
             the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
@@ -75,11 +86,16 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, torch.nn.functional.cross_entropy(h @ W.T, torch.tensor([3, 14, 15, 92])))
     True
     """
-    chosen = reduction, ignore_index, label_smoothing, impl, workspace
-    plain = linear_bias is weight is prior is None
-    plain = plain and type(label_smoothing) is float and chosen == _DEFAULTS  # A tensor would compare to a tensor.
+    numbers = label_smoothing, temperature, z_loss
+    plain = linear_bias is weight is prior is token_weight is None and softcap is None
+    if plain and all(type(each) is float for each in numbers):  # A tensor would compare to a tensor.
+        plain = (reduction, ignore_index, *numbers, impl, workspace) == _DEFAULTS
+    else:
+        plain = False
     ignore_index = _IGNORED if ignore_index is None else ignore_index
-    options = Options(weight, reduction, ignore_index, label_smoothing, prior)
+    options = Options(
+        weight, reduction, ignore_index, label_smoothing, prior, token_weight, temperature, softcap, z_loss
+    )
     if plain and checks.is_usual(input, linear_weight, target):
         if _is_tiny(input, linear_weight, workspace):
             logits = F.linear(input, linear_weight)
@@ -87,7 +103,7 @@ def linear_cross_entropy(
     else:
         checks.check_how(impl, workspace)
         checks.check_operands(input, linear_weight, linear_bias, target)
-        options.check(linear_weight)
+        options.check(linear_weight, target.shape)
     return cross_entropy(input, linear_weight, target, linear_bias, options, impl=impl, workspace=workspace)
 
 
@@ -114,7 +130,10 @@ def cross_entropy(
         checks.check_values(target, 0, options.ignore_index)
         return reference.without_classes(input, linear_weight, linear_bias, options.reduction, zero_if_empty)
     if options.prior is not None:
-        checks.check_possible(target, options.prior, options.ignore_index)
+        used = target
+        if options.token_weight is not None:
+            used = used.masked_fill(options.token_weight.reshape(used.shape) == 0, options.ignore_index)
+        checks.check_possible(used, options.prior, options.ignore_index)
     if (
         impl == "auto"
         and copy is None
@@ -126,7 +145,7 @@ def cross_entropy(
     if _torch.is_transforming():
         checks.refuse_engine_in_transform(impl)
     if torch.compiler.is_compiling():
-        from hebbian_softmax.loss.uncompiled import apply
+        from hebbian_softmax.loss.uncompiled import cross_entropy as apply
     else:
         apply = LinearCrossEntropy.apply
     products = product_dtype(input)
@@ -138,13 +157,11 @@ def cross_entropy(
         differentiable=torch.is_grad_enabled(),
         zero_if_empty=zero_if_empty,
     )
-    class_weight = None if options.weight is None else options.weight.to(wide(products))
-    weighting = Weighting(class_weight, float(options.label_smoothing))
+    weighting = Weighting.of(options, wide(products))
     loss: Tensor = apply(_rows(input), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings)
     return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
-@torch.no_grad()
 def linear_log_prob(
     input: Tensor,
     linear_weight: Tensor,
@@ -153,49 +170,57 @@ def linear_log_prob(
     linear_bias: Tensor | None = None,
     ignore_index: int | None = None,
     prior: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
     impl: str = "auto",
     workspace: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits or gradients.
+) -> tuple[Tensor, ...]:
+    r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits.
 
-    Both results have the shape of ``target`` and at least float32; both are 0 where the target is ``ignore_index``. The
-    arguments are those of :func:`linear_cross_entropy`. On a CPU a target that ``prior`` masks is refused; elsewhere
-    its log p is -inf.
+    With ``entropy``, -Σ_v p_v log p_v is a third result, from the same pass; the fused kernels do not have it, so
+    ``auto`` then takes ``chunked``. All results are differentiable, have the shape of ``target`` and at least float32,
+    and are 0 where the target is ``ignore_index``. The arguments are those of :func:`linear_cross_entropy`. On a CPU a
+    target that ``prior`` masks is refused; elsewhere its log p is -inf, without a gradient.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
-    >>> log_prob, log_normaliser = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]))
+    >>> log_prob, log_normaliser, entropy = linear_log_prob(h, W, torch.tensor([3, 14, 15, 92]), entropy=True)
     >>> torch.allclose(log_normaliser, (h @ W.T).logsumexp(1))
+    True
+    >>> torch.allclose(entropy, torch.distributions.Categorical(logits=h @ W.T).entropy(), atol=1e-5)
     True
     """
     ignore_index = _IGNORED if ignore_index is None else ignore_index
+    entropy = check_flag("entropy", entropy)
     checks.check_how(impl, workspace)
     checks.check_operands(input, linear_weight, linear_bias, target)
-    Options(reduction="none", ignore_index=ignore_index, prior=prior).check(linear_weight)
+    options = Options(ignore_index=ignore_index, prior=prior, temperature=temperature, softcap=softcap)
+    options.check(linear_weight)
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, linear_weight.shape[0], ignore_index)
+    products, results = product_dtype(input), 3 if entropy else 2
     if linear_weight.shape[0] == 0:
-        nothing = torch.zeros_like(target, dtype=wide(product_dtype(input)))
-        return nothing, nothing.clone()
+        nothing = reference.without_classes(input, linear_weight, linear_bias, "none", False)
+        return tuple(nothing.to(wide(products)).clone() for _ in range(results))
     if prior is not None:
         checks.check_possible(target, prior, ignore_index)
     counted = torch.where(target == ignore_index, -1, target).reshape(-1)
-    problem = Problem.of(_rows(input), linear_weight, linear_bias, counted, product_dtype(input), prior)
-    vmapped = any(
-        each is not None and _torch.is_vmapped(each) for each in (input, linear_weight, linear_bias, target, prior)
-    )
-    if impl == "reference" or (impl == "auto" and (vmapped or _is_tiny(input, linear_weight, workspace))):
-        found = reference.log_prob(problem)
+    if impl == "auto" and (
+        _is_tiny(input, linear_weight, workspace) or _needs_reference(input, linear_weight, linear_bias)
+    ):
+        impl = "reference"
+    if impl == "reference":
+        found = reference.log_prob(_rows(input), linear_weight, linear_bias, counted, options, entropy)
     else:
-        if vmapped:
+        if _torch.is_transforming():
             checks.refuse_engine_in_transform(impl)
-        engine, workspace = choose_engine(impl, problem, workspace)
-        terms = engine.row_terms(problem, workspace)
-        found = -terms.nll, terms.normaliser
-    log_prob, normaliser = found
-    if prior is not None:  # With no class left, log p is NaN.
-        masked = (counted >= 0) & (prior[counted.clamp(min=0)] == -torch.inf)
-        log_prob = log_prob.masked_fill(masked, -torch.inf)
-    return log_prob.reshape(target.shape), normaliser.reshape(target.shape)
+        if torch.compiler.is_compiling():
+            from hebbian_softmax.loss.uncompiled import log_prob as apply
+        else:
+            apply = LinearLogProb.apply
+        settings = LogProbSettings(impl, workspace, products, options, entropy, torch.is_grad_enabled())
+        found = apply(_rows(input), linear_weight, linear_bias, counted, settings)
+    return tuple(each.reshape(target.shape) for each in found)
 
 
 def _rows(input: Tensor) -> Tensor:

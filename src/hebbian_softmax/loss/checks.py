@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -122,6 +123,43 @@ def check_probabilities_possible(probabilities: Tensor, prior: Tensor) -> None:
         raise ValueError(
             f"targets must have no probability for a class that prior masks with -inf, got some for {where}"
         )
+
+
+def check_token_weight(weight: Any, linear_weight: Tensor, shape: tuple[int, ...]) -> None:
+    """Check the weights of tokens: finite constants, one for each target. An accelerator checks the values."""
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"token_weight must be a tensor with a number for each target, got {type(weight).__name__}")
+    if not weight.is_floating_point():
+        raise TypeError(f"token_weight must be floating point, got {weight.dtype}")
+    if weight.shape != shape:
+        raise ValueError(f"token_weight must have the shape of the targets, {tuple(shape)}, got {tuple(weight.shape)}")
+    if weight.device != linear_weight.device:
+        device = linear_weight.device
+        raise ValueError(f"token_weight must be on the device of linear_weight, {device}, got {weight.device}")
+    if weight.requires_grad:
+        raise ValueError(
+            "token_weight must not require a gradient, because it is a constant: multiply the losses of "
+            'reduction="none" instead'
+        )
+    if not _has_values(weight):
+        return
+    good = weight.isfinite()
+    if weight.device.type != "cpu":
+        _torch.assert_on_device(good.all(), "token_weight must be finite")
+    elif not bool(good.all()):
+        raise ValueError(f"token_weight must be finite, got {float(weight[~good][0])}")
+
+
+def check_shape_of_logits(temperature: Any, softcap: Any, z_loss: Any = 0.0) -> None:
+    """Check what is done to all logits alike, and the weight of the z-loss."""
+    for name, value in (("temperature", temperature), ("softcap", softcap)):
+        if value is not None or name == "temperature":
+            check_number(name, value, 0, sys.float_info.max)
+            if value == 0:
+                raise ValueError(f"{name} must be above 0, got {value!r}")
+    check_number("z_loss", z_loss, 0, sys.float_info.max)
 
 
 def _has_values(tensor: Tensor) -> bool:

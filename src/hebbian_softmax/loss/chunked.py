@@ -21,11 +21,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
 _LEAST_WORKSPACE = 2**21
 """Bytes on a CPU that are not worth saving."""
+_LEAST_LOG = -1e4
+"""Below this, exp is 0 in every dtype."""
 
 
 def default_workspace(problem: Problem) -> int:
@@ -42,44 +44,68 @@ def default_workspace(problem: Problem) -> int:
     return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.weight.shape[0]) * size))
 
 
-def row_terms(problem: Problem, workspace: int) -> RowTerms:
-    """Return the terms of every row; M and s are carried along from tile to tile."""
-    plan = Plan.of(problem, workspace)
+def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
+    """Return the terms of every row; M, s and, for the entropy, t = Σ (z - M) exp(z - M) go along from tile to tile."""
+    plan = Plan.of(problem, workspace, entropy)
     tiles = Tiles(problem, plan)
-    terms = _empty_terms(problem)
+    terms = _empty_terms(problem, entropy)
     lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
         target = problem.target[rows, None]
         known = tiles.target_logits(rows)
         target_logit = torch.zeros_like(target, dtype=terms.nll.dtype) if known is None else known
         largest = torch.full_like(target_logit, lowest)
-        total = torch.zeros_like(target_logit)
+        total, excess = torch.zeros_like(target_logit), torch.zeros_like(target_logit)
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
             inside, local = _in_tile(target, classes)
-            for group, e in tiles.groups(z, classes, back=False):
+            for group, e, _ in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
+                _add_spread(terms, slice(rows.start + group.start, rows.start + group.stop), e, problem, classes)
                 at_target = e.gather(1, y)
                 if known is None:
                     target_logit[group] = torch.where(here, at_target, target_logit[group])
                 e.scatter_(1, y, torch.where(here, -torch.inf, at_target))
                 m = torch.maximum(largest[group], e.amax(1, keepdim=True))
-                total[group] = total[group] * (largest[group] - m).exp() + e.sub_(m).exp_().sum(1, keepdim=True)
+                lower, e = largest[group] - m, e.sub_(m)
+                if entropy:
+                    before = (excess[group] + lower * total[group]) * lower.exp()
+                    excess[group] = torch.where(total[group] > 0, before, 0) + _weighted_sum(e)
+                total[group] = total[group] * lower.exp() + e.exp_().sum(1, keepdim=True)
                 largest[group] = m
         others = total.log().add_(largest)
         x = (others - target_logit).masked_fill_(target_logit == torch.inf, torch.nan)
         _store(terms, rows, target, target_logit, others, x)
+        if terms.entropy is not None:
+            nll = terms.nll[rows, None]
+            own = torch.where(nll < torch.inf, nll * (-nll).exp(), 0)
+            rest = -torch.expm1(-nll) * (terms.normaliser[rows, None] - largest - excess / total)
+            terms.entropy[rows, None] = torch.where(target < 0, 0, own + torch.where(total > 0, rest, 0))
     return terms
 
 
+def _weighted_sum(z: Tensor) -> Tensor:
+    """Return Σ z exp(z) of each row, where z is at most 0 and may be -inf."""
+    return z.exp().mul_(z.clamp(min=torch.finfo(z.dtype).min)).sum(1, keepdim=True)
+
+
 def row_terms_and_gradients(
-    problem: Problem, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    *,
+    square_scale: Tensor | None = None,
+    spread_scale: Tensor | None = None,
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
     if plan.classes < problem.weight.shape[0]:
         terms = row_terms(problem, workspace)
-        return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
+        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
+        found = gradients(problem, terms, normaliser_scale, target_scale, needs, workspace, spread_scale=spread_scale)
+        return terms, found
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
     sums = _Sums(tiles, needs)
@@ -92,7 +118,9 @@ def row_terms_and_gradients(
         known = tiles.target_logits(rows)
         target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
-        for group, e in tiles.groups(z, everything):
+        for group, e, slope in tiles.groups(z, everything):
+            at = slice(rows.start + group.start, rows.start + group.stop)
+            _add_spread(terms, at, e, problem, everything)
             if known is None:
                 target_logit[group] = e.gather(1, y[group])
             e.scatter_(1, y[group], -torch.inf)
@@ -101,9 +129,14 @@ def row_terms_and_gradients(
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
-            rest = torch.where(target[group] < 0, 0, a[group] * x[group].sigmoid())  # In ignored rows x may be NaN.
+            scale = a[group]
+            if square_scale is not None:
+                normaliser = torch.logaddexp(others[group], target_logit[group])
+                scale = scale + torch.where(target[group] < 0, 0, square_scale[at, None] * normaliser)
+            rest = torch.where(target[group] < 0, 0, scale * x[group].sigmoid())  # In ignored rows x may be NaN.
             s.clamp_(min=limits.tiny)
-            e.mul_(rest / s).scatter_(1, y[group], (a[group] - b[group]) - rest)
+            e.mul_(rest / s).scatter_(1, y[group], (scale - b[group]) - rest)
+            _through_softcap(e, slope, problem, everything, None if spread_scale is None else spread_scale[at])
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
         sums.add(z, rows, everything)
@@ -111,10 +144,18 @@ def row_terms_and_gradients(
 
 
 def gradients(
-    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    terms: RowTerms,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    *,
+    spread_scale: Tensor | None = None,
+    entropy_scale: Tensor | None = None,
 ) -> Gradients:
     """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
-    plan = Plan.of(problem, workspace)
+    plan = Plan.of(problem, workspace, entropy_scale is not None)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
     # exp(z - z_y - nll) is more exact than exp(z - normaliser), but with an impossible target it is NaN.
@@ -124,14 +165,26 @@ def gradients(
     rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # In ignored rows p is 0, whatever the logits are.
     rest = normaliser_scale * -torch.expm1(-terms.nll)
     at_target = ((normaliser_scale - target_scale) - rest)[:, None]
+    if entropy_scale is not None:
+        assert terms.entropy is not None
+        share = torch.where(terms.nll < torch.inf, (terms.entropy - terms.nll) * (-terms.nll).exp(), 0)
+        at_target = at_target - (entropy_scale * share)[:, None]
     for classes in ranges(problem.weight.shape[0], plan.classes):
         for rows in ranges(len(problem.target), plan.rows):
             z = tiles.logits(rows, classes)
-            for group, e in tiles.groups(z, classes):
+            for group, e, slope in tiles.groups(z, classes):
                 at = slice(rows.start + group.start, rows.start + group.stop)
-                e.sub_(shift[at, None]).sub_(rest_of_shift[at, None]).exp_().mul_(normaliser_scale[at, None])
+                e.sub_(shift[at, None]).sub_(rest_of_shift[at, None])
+                if entropy_scale is None:
+                    e.exp_().mul_(normaliser_scale[at, None])
+                else:
+                    assert terms.entropy is not None
+                    # Where log p is below the clamp, p is 0.
+                    factor = (e + terms.entropy[at, None]).clamp_(min=_LEAST_LOG).mul_(-entropy_scale[at, None])
+                    e.exp_().mul_(factor.add_(normaliser_scale[at, None]))
                 inside, y = _in_tile(problem.target[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
+                _through_softcap(e, slope, problem, classes, None if spread_scale is None else spread_scale[at])
                 sums.add_bias(e, classes)
             sums.add(z, rows, classes)
     return sums.gradients()
@@ -177,10 +230,30 @@ def _total(like: Tensor, dtype: torch.dtype, wide: torch.dtype, alone: bool) -> 
     return like.new_empty(like.shape, dtype=dtype if alone else torch.promote_types(dtype, wide))
 
 
-def _empty_terms(problem: Problem) -> RowTerms:
+def _empty_terms(problem: Problem, entropy: bool = False) -> RowTerms:
     """Return room for the terms of all rows."""
     nll = problem.input.new_empty(len(problem.target), dtype=problem.accumulation_dtype)
-    return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll))
+    spread = None if problem.spread is None else torch.zeros_like(nll)
+    of_entropy = torch.empty_like(nll) if entropy else None
+    return RowTerms(nll, torch.empty_like(nll), torch.empty_like(nll), spread, of_entropy)
+
+
+def _add_spread(terms: RowTerms, rows: slice, z: Tensor, problem: Problem, classes: slice) -> None:
+    """Add Σ_v spread_v z_v of some classes, where it is wanted; masked classes have no share."""
+    if problem.spread is not None:
+        assert terms.spread is not None
+        terms.spread[rows] += z.clamp(min=torch.finfo(z.dtype).min) @ problem.spread[classes]
+
+
+def _through_softcap(
+    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, spread_scale: Tensor | None
+) -> None:
+    """Make dU of dZ in place, in some rows and classes; without a softcap they are the same."""
+    if spread_scale is not None:
+        assert problem.spread is not None
+        dz.addr_(spread_scale, problem.spread[classes], alpha=-1)
+    if slope is not None:
+        dz.mul_(slope)
 
 
 def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:

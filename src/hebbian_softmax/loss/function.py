@@ -14,7 +14,7 @@ from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.checks import check_values
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, add_square
 from hebbian_softmax.loss.weighting import Scales, Weighting
 
 
@@ -62,15 +62,21 @@ class LinearCrossEntropy(torch.autograd.Function):
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
             prepared = prepare(target, weight.shape[0], weighting, settings)
             target, share = prepared.target, prepared.share
-            prior, reduction = settings.options.prior, settings.options.reduction
-            problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products, prior)
+            reduction = settings.options.reduction
+            problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
             ctx.early = reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
-                scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale, None)
+                scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale)
                 terms, gradients = engine.row_terms_and_gradients(
-                    problem, scales.normaliser, scales.target, ctx.needs, workspace
+                    problem,
+                    scales.normaliser,
+                    scales.target,
+                    ctx.needs,
+                    workspace,
+                    square_scale=scales.square,
+                    spread_scale=None if problem.spread is None else scales.smoothing,
                 )
                 gradients = weighting.corrected(problem, scales, gradients)
                 # Saved tensors are released before they are accumulated, so .grad becomes the buffer and not a copy.
@@ -105,7 +111,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 computed = _computed(ctx, saved, upstream)
                 found = [computed.input, computed.weight, computed.bias]
         if torch.is_grad_enabled():  # create_graph=True
-            found = [None if each is None else _Once.apply(each, input, weight, upstream) for each in found]
+            found = [None if each is None else Once.apply(each, input, weight, upstream) for each in found]
         return (*found, None, None, None, None)
 
 
@@ -113,16 +119,24 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     """Compute the gradients from the terms that forward saved."""
     input, weight, bias, target, copy, share, *terms = saved
     settings: Settings = ctx.settings
-    prior = settings.options.prior
-    problem = Problem.of(input, weight if copy is None else copy, bias, target, settings.products, prior)
+    weighting: Weighting = ctx.weighting
+    problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
     engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
-    scales = ctx.weighting.scales(problem, upstream.to(share.dtype) * share)
-    gradients = engine.gradients(problem, RowTerms(*terms), scales.normaliser, scales.target, ctx.needs, workspace)
-    corrected: Gradients = ctx.weighting.corrected(problem, scales, gradients)
-    return corrected
+    scales, known = weighting.scales(problem, upstream.to(share.dtype) * share), RowTerms(*terms)
+    a = add_square(scales.normaliser, scales.target, scales.square, known.normaliser)
+    spread_scale = None if problem.spread is None else scales.smoothing
+    gradients = engine.gradients(problem, known, a, scales.target, ctx.needs, workspace, spread_scale=spread_scale)
+    return weighting.corrected(problem, scales, gradients)
 
 
-class _Once(torch.autograd.Function):
+def _problem(
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, weighting: Weighting, settings: Settings
+) -> Problem:
+    """Return the problem for an engine; ``weight`` may be the copy of the matrix in another dtype."""
+    return weighting.completed(Problem.of(input, weight, bias, target, settings.products, settings.options))
+
+
+class Once(torch.autograd.Function):
     """The identity, for gradients that cannot be differentiated again."""
 
     @staticmethod
@@ -132,20 +146,25 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "linear_cross_entropy was differentiated twice, which only its plain computation allows: "
+            "a loss of linear_cross_entropy or linear_log_prob was differentiated twice, which only the plain "
+            "computation allows: "
             'pass impl="reference"'
         )
 
 
-def choose_engine(impl: str, problem: Problem, workspace: int | None) -> tuple[Engine, int]:
+def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: bool = False) -> tuple[Engine, int]:
     """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``, and its workspace in bytes."""
     h = problem.input
+    if entropy and impl == "triton":
+        raise RuntimeError('impl="triton" has no entropy. Use impl="auto"')
     suits = h.is_cuda and h.dtype == torch.bfloat16 and h.shape[1] % 8 == 0
-    if impl == "triton" or (impl == "auto" and suits):
+    if impl == "triton" or (impl == "auto" and suits and not entropy):
         engine = _triton.load("loss.gpu.engine")
         if engine is not None and engine.available(problem):
             return engine, workspace or engine.default_workspace(problem)
         if impl == "triton":
+            if problem.spread is not None:
+                raise RuntimeError('impl="triton" has no label smoothing behind a softcap. Use impl="auto"')
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
                 "or more with 160 KiB of shared memory, Triton, bfloat16 (in float16 it would overflow), "
@@ -164,7 +183,7 @@ class Prepared:
     share: Tensor
     """(): the factor of each row's loss in the result: 1, or 1 over the weight of all targets."""
     scale: Tensor | None = None
-    """(N,): ``share`` where the row is not ignored, else 0; None with class weights, label smoothing or a prior."""
+    """(N,): ``share`` where the row is not ignored, else 0; None unless the options are plain."""
     masked: Tensor | None = None
     """(N,): where the prior masks the target, so that the loss is infinite. Engines ignore such rows, since without a
     class that is not masked there is no distribution. None without a prior."""
@@ -177,12 +196,13 @@ def prepare(target: Tensor, classes: int, weighting: Weighting, settings: Settin
     """
     options, dtype = settings.options, wide(settings.products)
     ignore_index, mean = options.ignore_index, options.reduction == "mean"
-    plain = weighting.class_weight is None and not weighting.smoothing and options.prior is None
-    kernels = _kernels(target) if plain and dtype == torch.float32 and target.numel() else None
+    kernels = _kernels(target) if options.plain and dtype == torch.float32 and target.numel() else None
     if kernels is not None:
         return Prepared(*kernels.prepare(target, classes, ignore_index, mean, settings.zero_if_empty))
     check_values(target, classes, ignore_index)
     counted = torch.where(target == ignore_index, -1, target)
+    if weighting.token_weight is not None:  # A token without weight takes no part, even if its loss is infinite.
+        counted = counted.masked_fill(weighting.token_weight == 0, -1)
     if not mean:
         share = torch.ones((), dtype=dtype, device=target.device)
     else:

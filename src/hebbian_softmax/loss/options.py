@@ -18,9 +18,25 @@ class Options:
     ignore_index: int = -100
     label_smoothing: float = 0.0
     prior: Tensor | None = None
+    token_weight: Tensor | None = None
+    temperature: float = 1.0
+    softcap: float | None = None
+    z_loss: float = 0.0
 
-    def check(self, linear_weight: Tensor) -> None:
-        """Check all of them, for a matrix with a row for each class."""
+    def check(self, linear_weight: Tensor, shape: tuple[int, ...] = ()) -> None:
+        """Check all of them, for a matrix with a row for each class and targets of a shape."""
         checks.check_options(self.reduction, self.ignore_index, self.label_smoothing)
         checks.check_constant_of_classes("weight", self.weight, linear_weight)
         checks.check_prior(self.prior, linear_weight)
+        checks.check_token_weight(self.token_weight, linear_weight, shape)
+        checks.check_shape_of_logits(self.temperature, self.softcap, self.z_loss)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss of a row is its negative log-likelihood under the logits as they are."""
+        given = self.weight, self.prior, self.token_weight, self.softcap
+        return all(each is None for each in given) and (self.label_smoothing, self.temperature, self.z_loss) == (
+            0,
+            1,
+            0,
+        )

@@ -52,12 +52,13 @@ class Plan:
     """The classes whose rows of the matrix, or of its gradient, are converted at a time."""
 
     @classmethod
-    def of(cls, problem: Problem, workspace: int) -> Plan:
+    def of(cls, problem: Problem, workspace: int, entropy: bool = False) -> Plan:
         """Return the plan for a workspace in bytes. While a tile is processed, at most these are held:
 
         - rows × classes logits in the compute dtype (their gradient overwrites them), and, where the problem is
           converted to that dtype, twice rows × d for the input and its gradient;
-        - group × classes logits in float32 where the compute dtype is narrower: up to a quarter of the workspace;
+        - group × classes logits in float32 where the compute dtype is narrower, as many derivatives of a softcap, and
+          as many logits to be summed for label smoothing or an entropy: each up to a quarter of the workspace;
         - block × d of the matrix, its gradient, or the operands of the targets' logits, where they are converted: up
           to a quarter.
 
@@ -71,6 +72,7 @@ class Plan:
         grouped = min(quarter, _CACHE) if cpu else quarter
         blocked = min(quarter, _CONVERTED)
         left = workspace - (grouped if narrow else 0) - (blocked if converts or narrow else 0)
+        left -= grouped * ((problem.softcap is not None) + (problem.spread is not None) + entropy)
         elements = max(left // dtype.itemsize, _ALIGNMENT)
         beside = 2 * d if converts else 0
         classes = padded(v)
@@ -100,9 +102,10 @@ class Tiles:
         self.converts = self.dtype != problem.weight.dtype
         self._logits = problem.input.new_empty(plan.rows, padded(plan.classes), dtype=self.dtype)
         self._group: Tensor | None = None
+        self._slope: Tensor | None = None
 
     def logits(self, rows: slice, classes: slice) -> Tensor:
-        """Return z of a tile without the prior, in the shared buffer; :meth:`finish` adds the prior."""
+        """Return u = h Wᵀ + bias of a tile, in the shared buffer; :meth:`finish` makes z of it."""
         h = self.problem.input[rows].to(self.dtype)
         z = self._logits[: h.shape[0], : classes.stop - classes.start]
         for part, here in self._blocks(classes, self.converts):
@@ -122,28 +125,49 @@ class Tiles:
         for some in ranges(len(target), max(self.plan.block // 2, 1)):
             h = self.problem.input[rows][some].to(self.wide)
             torch.bmm(h[:, None], self.problem.weight[target[some]].to(self.wide)[:, :, None], out=found[some, None])
-        for each in (self.problem.bias, self.problem.prior):
-            if each is not None:
-                found += each[target, None]
-        return found
+        if self.problem.bias is not None:
+            found += self.problem.bias[target, None]
+        self._shape(found)
+        return found if self.problem.prior is None else found.add_(self.problem.prior[target, None])
 
-    def finish(self, z: Tensor, classes: slice) -> Tensor:
-        """Make the logits of some rows and classes final, in place and in at least float32; return them."""
+    def finish(self, z: Tensor, classes: slice, slope: Tensor | None = None) -> Tensor:
+        """Make the logits of some rows and classes final, in place and in at least float32; return them.
+
+        ``slope`` gets the derivative of the softcap.
+        """
+        self._shape(z, slope)
         return z if self.problem.prior is None else z.add_(self.problem.prior[classes])
 
-    def groups(self, z: Tensor, classes: slice, back: bool = True) -> Iterator[tuple[slice, Tensor]]:
+    def _shape(self, z: Tensor, slope: Tensor | None = None) -> None:
+        """Apply softcap and temperature in place."""
+        scale, cap = self.problem.scale, self.problem.softcap
+        if cap is not None:
+            z.div_(cap).tanh_()
+            if slope is not None:
+                torch.mul(z, z, out=slope).neg_().add_(1)
+            scale *= cap
+        if scale != 1:
+            z.mul_(scale)
+
+    def groups(self, z: Tensor, classes: slice, back: bool = True) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
         """Yield the final logits of a tile, in at least float32, some rows at a time.
 
-        ``back`` copies what is written there to z.
+        ``back`` copies what is written there to z, and yields the derivative of a softcap, too.
         """
         for rows in ranges(z.shape[0], self.plan.group):
+            height, width = rows.stop - rows.start, z.shape[1]
+            slope = None
+            if back and self.problem.softcap is not None:
+                if self._slope is None:
+                    self._slope = z.new_empty(self.plan.group, padded(self.plan.classes), dtype=self.wide)
+                slope = self._slope[:height, :width]
             if self.dtype == self.wide:
-                yield rows, self.finish(z[rows], classes)
+                yield rows, self.finish(z[rows], classes, slope), slope
                 continue
             if self._group is None:
                 self._group = z.new_empty(self.plan.group, padded(self.plan.classes), dtype=self.wide)
-            group = self._group[: rows.stop - rows.start, : z.shape[1]].copy_(z[rows])
-            yield rows, self.finish(group, classes)
+            group = self._group[:height, :width].copy_(z[rows])
+            yield rows, self.finish(group, classes, slope), slope
             if back:
                 z[rows].copy_(group)
 

@@ -1,4 +1,4 @@
-"""The autograd node of the loss as torch.compile sees it: one call that is not traced, at the cost of one graph break.
+"""The autograd nodes of the losses as torch.compile sees them: calls that are not traced, at the cost of a graph break.
 
 Tracing would unroll the loop over tiles into one graph, and the choices by value in backward (an upstream gradient of
 1, a kept graph) would break that graph anyway. Tracing the reference instead would hold all logits, which this loss is
@@ -11,5 +11,7 @@ from __future__ import annotations
 import torch
 
 from hebbian_softmax.loss.function import LinearCrossEntropy
+from hebbian_softmax.loss.log_prob import LinearLogProb
 
-apply = torch.compiler.disable(LinearCrossEntropy.apply)
+cross_entropy = torch.compiler.disable(LinearCrossEntropy.apply)
+log_prob = torch.compiler.disable(LinearLogProb.apply)

@@ -1,4 +1,4 @@
-r"""Class weights, the mean and label smoothing, for any engine.
+r"""Class weights, token weights, the mean, label smoothing and the z-loss, for any engine.
 
 With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \sum_v w_v`, :math:`u = \sum_v w_v W_v` and
 :math:`c = \sum_v w_v (\mathrm{bias}_v + \mathrm{prior}_v)`, a row that is not ignored has the loss of
@@ -10,16 +10,22 @@ With class weights w (1 without), smoothing ε and V classes, :math:`\Omega = \s
 So for an upstream gradient :math:`g_i` and :math:`r_i = g_i ε / V`, the gradient of the logits is that of the engines
 with :math:`b_i = (1 - ε) w_{y_i} g_i` and :math:`a_i = b_i + \Omega r_i`, less :math:`r_i w`. The latter has rank one
 and is never built. Smoothing goes to the classes that the prior does not mask: V is their number, and w is 0 elsewhere.
+
+The z-loss ζ adds :math:`ζ\, \mathrm{lse}_i^2` to the loss of a row, and :math:`2 ζ g_i\, \mathrm{lse}_i` to a. Then the
+weight of the row's token multiplies all of it. A temperature divides the logits but not the prior, and all factors of
+the gradient. A softcap changes the sum :math:`h_i \cdot u + c` and makes :math:`r_i w` a matrix of full rank, so the
+chunked engine computes both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
 from hebbian_softmax.loss.tiles import ranges
 
@@ -35,17 +41,35 @@ class Scales:
     """a, the factor of the softmax."""
     target: Tensor
     """b, the factor of the target."""
-    smoothing: Tensor | None
+    smoothing: Tensor | None = None
     """r, the factor of label smoothing."""
+    square: Tensor | None = None
+    """q, the factor of the z-loss times the log-normaliser."""
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """Class weights and label smoothing of one loss."""
+    """How the losses of rows are made of their terms, and summed."""
 
-    class_weight: Tensor | None
+    class_weight: Tensor | None = None
     """(V,), in the accumulation dtype."""
-    smoothing: float
+    smoothing: float = 0.0
+    token_weight: Tensor | None = None
+    """(N,), in the accumulation dtype."""
+    z_loss: float = 0.0
+
+    @classmethod
+    def of(cls, options: Options, dtype: torch.dtype) -> Weighting:
+        """Return the weighting that the options of a loss ask for, in the accumulation dtype."""
+        class_weight = None if options.weight is None else options.weight.to(dtype)
+        token_weight = None if options.token_weight is None else options.token_weight.reshape(-1).to(dtype)
+        return cls(class_weight, float(options.label_smoothing), token_weight, float(options.z_loss))
+
+    def completed(self, problem: Problem) -> Problem:
+        """Return the problem with the weights that an engine needs for label smoothing behind a softcap."""
+        if problem.softcap is None or not self.smoothing:
+            return problem
+        return replace(problem, spread=self._weights(problem))
 
     def row_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the weight of each row's class; 0 in ignored rows."""
@@ -56,38 +80,58 @@ class Weighting:
 
     def total_weight(self, target: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the sum of all rows' weights."""
-        if self.class_weight is None:
+        if self.class_weight is None and self.token_weight is None:
             return (target >= 0).sum(dtype=dtype)
-        return self.row_weight(target, dtype).sum()
+        weight = self.row_weight(target, dtype)
+        return (weight if self.token_weight is None else weight * self.token_weight).sum()
 
     def scales(self, problem: Problem, upstream: Tensor) -> Scales:
         """Return the factors for a gradient ``upstream`` of each row's loss, () or (N,)."""
+        if self.token_weight is not None:
+            upstream = upstream * self.token_weight
+        if problem.scale != 1:
+            upstream = upstream * problem.scale
         # A product with the mask would be NaN where upstream is infinite, in a mean over no target.
         counted = problem.target >= 0
         weight = upstream if self.class_weight is None else self.row_weight(problem.target, upstream.dtype) * upstream
         b = torch.where(counted, weight, 0)
+        square = torch.where(counted, upstream * (2 * self.z_loss), 0) if self.z_loss else None
         if not self.smoothing:
-            return Scales(b, b, None)
+            return Scales(b, b, None, square)
         b = (1 - self.smoothing) * b
         r = torch.where(counted, upstream * (self.smoothing / _possible_classes(problem)), 0)
-        return Scales(b + r * self._total(problem), b, r)
+        return Scales(b + r * self._total(problem), b, r, square)
 
     def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
         """Return the loss of each row, before any reduction."""
+        losses = self._cross_entropies(problem, terms)
+        if self.z_loss:
+            losses = losses + self.z_loss * terms.normaliser.square()
+        return losses if self.token_weight is None else torch.where(problem.target >= 0, losses * self.token_weight, 0)
+
+    def _cross_entropies(self, problem: Problem, terms: RowTerms) -> Tensor:
         nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
         if not self.smoothing:
             return nll
-        others = self._total(problem) * terms.normaliser - _matvec(problem.input, self._weighted_rows(problem))
-        for each in (problem.bias, problem.prior):
-            if each is not None:
-                others -= self._dot(problem, each)
+        others = self._total(problem) * terms.normaliser - self._sum_of_logits(problem, terms)
         others = torch.where(problem.target >= 0, others, 0)
         return (1 - self.smoothing) * nll + self.smoothing / _possible_classes(problem) * others
+
+    def _sum_of_logits(self, problem: Problem, terms: RowTerms) -> Tensor:
+        """Return Σ_v w_v z_v over the classes that are not masked."""
+        if terms.spread is not None:
+            return terms.spread
+        total = _matvec(problem.input, self._weighted_rows(problem))
+        if problem.bias is not None:
+            total += self._dot(problem, problem.bias)
+        if problem.scale != 1:
+            total *= problem.scale
+        return total if problem.prior is None else total + self._dot(problem, problem.prior)
 
     def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
         """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them."""
         r = scales.smoothing
-        if r is None:
+        if r is None or problem.spread is not None:
             return gradients
         if gradients.input is not None:
             _subtract_outer(gradients.input, r, self._weighted_rows(problem))

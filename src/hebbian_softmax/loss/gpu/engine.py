@@ -23,7 +23,7 @@ from hebbian_softmax._triton import is_hopper, processors
 from hebbian_softmax.loss.gpu.rows import LOG2E, Rows, launch_scores
 from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
 from hebbian_softmax.loss.gpu.sums import Sums
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
@@ -39,7 +39,7 @@ def available(problem: Problem) -> bool:
     """Return whether the kernels work on these tensors and their GPU.
 
     They are made for bfloat16, for GPUs of the Hopper generation or later, and for rows of whole 16-byte units that
-    start at such a unit, which TMA reads.
+    start at such a unit, which TMA reads. They have no label smoothing behind a softcap.
     """
     h, w = problem.input, problem.weight
     return (
@@ -47,6 +47,7 @@ def available(problem: Problem) -> bool:
         and h.dtype == w.dtype == torch.bfloat16
         and h.shape[1] > 0
         and h.shape[1] % 8 == 0
+        and problem.spread is None
         and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # Parts of a flat buffer of parameters may start elsewhere.
         and is_hopper(h.device, SHARED_MEMORY)
     )
@@ -56,16 +57,17 @@ def _on_its_device(engine: _F) -> _F:
     """Launch on the device of the tensors, which need not be the current one."""
 
     @wraps(engine)
-    def launched(problem: Problem, *rest: Any) -> Any:
+    def launched(problem: Problem, *rest: Any, **options: Any) -> Any:
         with torch.cuda.device_of(problem.input):
-            return engine(problem, *rest)
+            return engine(problem, *rest, **options)
 
     return cast(_F, launched)
 
 
 @_on_its_device
-def row_terms(problem: Problem, workspace: int) -> RowTerms:
-    """Return the terms of every row; no logit is stored."""
+def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
+    """Return the terms of every row, without the entropy; no logit is stored."""
+    assert not entropy
     classes, rows = problem.weight.shape[0], problem.target.shape[0]
     per_row = 4 * -(-classes // TILE_CLASSES)
     chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
@@ -83,21 +85,26 @@ def row_terms_and_gradients(
     needs: Needs,
     workspace: int,
     schedule: Schedule | None = None,
+    *,
+    square_scale: Tensor | None = None,
+    spread_scale: Tensor | None = None,
 ) -> tuple[RowTerms, Gradients]:
     """Return the terms and the wanted gradients, in one pass over chunks of rows.
 
     Where the workspace holds only few rows, two passes cost less. ``schedule`` replaces the chunks that it suggests.
+    ``spread_scale`` is None, because :func:`available` refuses problems with a ``spread``.
     """
     schedule = schedule or Schedule.of_rows(problem, needs, workspace, processors(problem.input.device))
     if schedule is None:
         terms = row_terms(problem, workspace)
+        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
         return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
     rows, everything = problem.target.shape[0], slice(0, problem.weight.shape[0])
     found = Rows.of(problem, schedule.rows)
     sums = Sums(problem, needs, schedule, input_rows=schedule.rows)
     for start in range(0, rows, schedule.rows):
         chunk = slice(start, min(start + schedule.rows, rows))
-        found.take_in(chunk.start, chunk.stop, sums, normaliser_scale, target_scale)
+        found.take_in(chunk.start, chunk.stop, sums, normaliser_scale, target_scale, square_scale)
         sums.add_weight(chunk, everything)
         sums.add_input(chunk, everything)
         sums.finish_input(chunk, everything)
@@ -106,7 +113,15 @@ def row_terms_and_gradients(
 
 @_on_its_device
 def gradients(
-    problem: Problem, terms: RowTerms, normaliser_scale: Tensor, target_scale: Tensor, needs: Needs, workspace: int
+    problem: Problem,
+    terms: RowTerms,
+    normaliser_scale: Tensor,
+    target_scale: Tensor,
+    needs: Needs,
+    workspace: int,
+    *,
+    spread_scale: Tensor | None = None,
+    entropy_scale: Tensor | None = None,
 ) -> Gradients:
     """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]
@@ -115,13 +130,14 @@ def gradients(
     sums.factor.copy_(normaliser_scale)
     # With the normaliser itself as the shift, E is the probability, and the factor is a alone.
     shift = (terms.normaliser * LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
+    slope = problem.slope_at_target(terms.target_logit)
     partial = shift.new_empty(-(-schedule.classes // TILE_CLASSES) * schedule.rows)
     for first in range(0, classes, schedule.classes):
         some = slice(first, min(first + schedule.classes, classes))
         for start in range(0, rows, schedule.rows):
             chunk = slice(start, min(start + schedule.rows, rows))
             launch_scores(problem, chunk, some, shift, partial, sums.e)
-            sums.set_targets(chunk, some, terms, normaliser_scale, target_scale)
+            sums.set_targets(chunk, some, terms, normaliser_scale, target_scale, slope)
             sums.scale_activations(chunk)
             sums.add_weight(chunk, some)
             sums.add_input(chunk, some)

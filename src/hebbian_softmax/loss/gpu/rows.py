@@ -28,12 +28,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hebbian_softmax._triton import processors
 from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_FEATURES, TILE_ROWS, padded
 from hebbian_softmax.loss.gpu.sums import Sums
-from hebbian_softmax.loss.problem import Problem, RowTerms
+from hebbian_softmax.loss.problem import SMALLEST_SCALE, Problem, RowTerms
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LIMIT = tl.constexpr(2.0**87)
 """The largest sum of a row's E; a row beyond it is computed again with another shift."""
+TINY = tl.constexpr(SMALLEST_SCALE)
 _SETTLED_ROWS, _SETTLED_CLASSES = 64, 128
 """The part of a tile that one program settles; small, so that more programs share the work."""
 
@@ -47,6 +48,8 @@ class Rows:
     shift: Tensor
     nll: Tensor
     normaliser: Tensor
+    slope: Tensor | None
+    """The derivative of a softcap at the target."""
     partial: Tensor
     """The sum of E for each tile of classes and each row of a chunk."""
 
@@ -59,16 +62,22 @@ class Rows:
         if rows:
             target_logits[(rows,)](
                 problem.input, problem.weight, problem.bias, problem.prior, problem.target, shift, logit, features,
-                HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None, BLOCK=512,
+                *_shape(problem), BLOCK=512, **_switches(problem),
             )  # fmt: skip
-        return Rows(problem, logit, shift, nll, normaliser, partial)
+        return Rows(problem, logit, shift, nll, normaliser, problem.slope_at_target(logit), partial)
 
     def terms(self) -> RowTerms:
         """Return the terms that were found."""
         return RowTerms(self.nll, self.logit, self.normaliser)
 
     def take_in(
-        self, start: int, stop: int, sums: Sums | None = None, a: Tensor | None = None, b: Tensor | None = None
+        self,
+        start: int,
+        stop: int,
+        sums: Sums | None = None,
+        a: Tensor | None = None,
+        b: Tensor | None = None,
+        square: Tensor | None = None,
     ) -> None:
         """Find the terms of the rows ``start`` to ``stop``, and with ``sums`` their E and factors, too."""
         problem = self.problem
@@ -77,15 +86,15 @@ class Rows:
         launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
         settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
             *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
-            problem.bias, problem.prior, problem.target, self.shift, self.partial, self.logit, a, b, problem.input,
-            self.nll, self.normaliser,
+            problem.bias, problem.prior, problem.target, self.shift, self.partial, self.logit, a, b, square,
+            self.slope, problem.input, self.nll, self.normaliser,
             None if sums is None else sums.factor,
             None if sums is None else sums.scaled,
-            e, start, rows, classes, features, 0 if e is None else e.stride(0),
-            GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
+            e, start, rows, classes, features, 0 if e is None else e.stride(0), *_shape(problem),
+            SQUARE=square is not None, GRADIENT=sums is not None, SCALE=sums is not None and sums.scaled is not None,
             ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=TILE_CLASSES,
-            PART=64, COLUMNS=128, HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None,
-            IEEE=problem.input.dtype == torch.float32, num_warps=8, num_stages=2,
+            PART=64, COLUMNS=128, IEEE=problem.input.dtype == torch.float32, **_switches(problem),
+            num_warps=8, num_stages=2,
         )  # fmt: skip
 
 
@@ -103,10 +112,26 @@ def launch_scores(
         out,
         _of_classes(problem.bias, classes), _of_classes(problem.prior, classes),
         problem.target, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
+        *_shape(problem),
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
-        STORE=e is not None, HAS_BIAS=problem.bias is not None, HAS_PRIOR=problem.prior is not None,
-        IEEE=problem.input.dtype == torch.float32, num_warps=8, num_stages=3,
+        STORE=e is not None, IEEE=problem.input.dtype == torch.float32, **_switches(problem),
+        num_warps=8, num_stages=3,
     )  # fmt: skip
+
+
+def _shape(problem: Problem) -> tuple[float, float]:
+    """Return the scale of the logits, and the c of their softcap."""
+    return problem.scale, problem.softcap or 0.0
+
+
+def _switches(problem: Problem) -> dict[str, bool]:
+    """Return the constants by which a kernel leaves out what is done to logits."""
+    return {
+        "HAS_BIAS": problem.bias is not None,
+        "HAS_PRIOR": problem.prior is not None,
+        "SCALED": problem.scale != 1,
+        "CAPPED": problem.softcap is not None,
+    }
 
 
 def _of_classes(vector: Tensor | None, classes: slice) -> Tensor | None:
@@ -129,9 +154,16 @@ def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = No
 
 
 @triton.jit
+def _capped(u, cap):
+    """Return c · tanh(u / c) and its derivative, both exact where tanh is near 1."""
+    below = 2.0 / (tl.exp(2.0 * tl.abs(u) / cap) + 1.0)  # 1 - |tanh|
+    return tl.where(u < 0, -cap, cap) * (1.0 - below), below * (2.0 - below)
+
+
+@triton.jit
 def target_logits(
-    h_ptr, w_ptr, bias_ptr, prior_ptr, target_ptr, shift_ptr, logit_ptr, features,
-    HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, w_ptr, bias_ptr, prior_ptr, target_ptr, shift_ptr, logit_ptr, features, scale, cap,
+    BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Store z[y] of one row, and the same in units of log 2 as its shift; +inf makes the E of an ignored row 0."""
     row = tl.program_id(0).to(tl.int64)
@@ -147,6 +179,10 @@ def target_logits(
     logit = tl.sum(total, 0)
     if HAS_BIAS:
         logit += tl.load(bias_ptr + target, counted, other=0.0).to(tl.float32)
+    if CAPPED:
+        logit, _ = _capped(logit, cap)
+    if SCALED:
+        logit *= scale
     if HAS_PRIOR:
         logit += tl.load(prior_ptr + target, counted, other=0.0)
     tl.store(logit_ptr + row, logit)
@@ -170,23 +206,40 @@ def _product(h_desc, w_desc, row, column, features, ROWS: tl.constexpr, CLASSES:
 
 
 @triton.jit
-def _offset(bias_ptr, prior_ptr, at, classes, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr):
-    """Return bias and prior in units of log 2; -inf for columns that are no class."""
+def _finished(z, bias_ptr, prior_ptr, at, classes, scale, cap, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr,
+              SCALED: tl.constexpr, CAPPED: tl.constexpr):  # fmt: skip
+    """Return the logits of a tile of products in units of log 2, -inf for columns that are no class, and slopes.
+
+    The slopes are the derivatives of a softcap. Without one, they are no tile but 1.
+    """
     is_class = at < classes
-    if HAS_BIAS:
+    slope = 1.0
+    if CAPPED:
+        if HAS_BIAS:
+            z += tl.load(bias_ptr + at, is_class, other=0.0).to(tl.float32)[None, :]
+        z, slope = _capped(z, cap)
+        offset = tl.where(is_class, 0.0, float("-inf"))
+    elif HAS_BIAS:
         offset = tl.load(bias_ptr + at, is_class, other=float("-inf")).to(tl.float32) * LOG2E
+        if SCALED:
+            offset *= scale
     else:
         offset = tl.where(is_class, 0.0, float("-inf"))
     if HAS_PRIOR:
         offset += tl.load(prior_ptr + at, is_class, other=0.0) * LOG2E
-    return offset
+    if SCALED:
+        z = z * (scale * LOG2E) + offset[None, :]
+    else:
+        z = z * LOG2E + offset[None, :]
+    return z, slope
 
 
 @triton.jit(do_not_specialize=["start", "rows", "classes", "first_class"])
 def scores(
     h_desc, w_desc, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, start, rows, classes, features,
-    first_class, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr, STORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, IEEE: tl.constexpr,
+    first_class, scale, cap, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr, STORE: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute E of the rows start … start + rows, and sum it for each tile of classes and each row without the target.
 
@@ -208,23 +261,28 @@ def scores(
         is_row = at_row < rows
         target = tl.load(target_ptr + start + at_row, is_row, other=-1).to(tl.int32) - first_class
         shift = tl.load(shift_ptr + start + at_row, is_row, other=float("inf"))
-        offset = _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)
-        e = tl.exp2((z * LOG2E + offset[None, :]) - shift[:, None])
+        z, slope = _finished(
+            z, bias_ptr, prior_ptr, at_column, classes, scale, cap, HAS_BIAS, HAS_PRIOR, SCALED, CAPPED
+        )
+        e = tl.exp2(z - shift[:, None])
         is_here = (target >= column) & (target < column + CLASSES)
         if tl.max(is_here.to(tl.int32), 0) > 0:  # Tiles without a target, nearly all of them, skip the comparison.
             e = tl.where(at_column[None, :] == target[:, None], 0.0, e)
         tl.store(partial_ptr + column_tile.to(tl.int64) * rows + at_row, tl.sum(e, 1), is_row)
         if STORE:
+            if CAPPED:
+                e *= slope
             e_desc.store([row, column], e.to(e_desc.dtype))
 
 
 @triton.jit(do_not_specialize=["start", "rows", "classes"])
 def settle(
-    h_desc, w_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, h_ptr,
-    nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
-    GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
-    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr,
-    IEEE: tl.constexpr,
+    h_desc, w_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, logit_ptr, a_ptr, b_ptr, square_ptr,
+    slope_ptr, h_ptr, nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr, start, rows, classes, features, e_stride,
+    scale, cap, SQUARE: tl.constexpr, GRADIENT: tl.constexpr, SCALE: tl.constexpr,
+    ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute from the sums of a row's tiles: nll, log-normaliser, the factor a / Σ E, factor · h, and E at the target.
 
@@ -251,7 +309,9 @@ def settle(
         for column in range(0, classes, CLASSES):
             at_column = column + tl.arange(0, CLASSES)
             z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
-            z = z * LOG2E + _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)[None, :]
+            z, _ = _finished(
+                z, bias_ptr, prior_ptr, at_column, classes, scale, cap, HAS_BIAS, HAS_PRIOR, SCALED, CAPPED
+            )
             z = tl.where(at_column[None, :] == target[:, None], float("-inf"), z)
             largest = tl.maximum(largest, tl.max(z, 1))
         shift = largest
@@ -259,10 +319,14 @@ def settle(
         for column in range(0, classes, CLASSES):
             at_column = column + tl.arange(0, CLASSES)
             z = _product(h_desc, w_desc, start + first, column, features, ROWS, CLASSES, FEATURES, IEEE)
-            z = z * LOG2E + _offset(bias_ptr, prior_ptr, at_column, classes, HAS_BIAS, HAS_PRIOR)[None, :]
+            z, slope = _finished(
+                z, bias_ptr, prior_ptr, at_column, classes, scale, cap, HAS_BIAS, HAS_PRIOR, SCALED, CAPPED
+            )
             e = tl.where(at_column[None, :] == target[:, None], 0.0, tl.exp2(z - shift[:, None]))
             others += tl.sum(e, 1)
             if GRADIENT:
+                if CAPPED:
+                    e *= slope
                 # Not through the descriptor: its stores have no order with the one at the target below.
                 where = at[:, None].to(tl.int64) * e_stride + at_column[None, :]
                 tl.store(e_ptr + where, e.to(e_ptr.dtype.element_ty), (at_column < e_stride)[None, :])
@@ -281,9 +345,14 @@ def settle(
     if GRADIENT:
         a = tl.load(a_ptr + at_row, inside, other=0.0)
         b = tl.load(b_ptr + at_row, inside, other=0.0)
+        if SQUARE:
+            a += tl.where(counted, tl.load(square_ptr + at_row, inside, other=0.0) * normaliser, 0.0)
+            a = tl.where((a == 0) & (b != 0), TINY, a)
         factor = tl.where(counted & (a != 0), a / total, 0.0)
         tl.store(factor_ptr + at_row, factor, inside)
         at_target = tl.where(a != 0, (a - b) / a * total, 0.0) - others
+        if CAPPED:
+            at_target *= tl.load(slope_ptr + at_row, inside, other=0.0)
         tl.debug_barrier()  # E of these rows may just have been stored.
         tl.store(e_ptr + at.to(tl.int64) * e_stride + target, at_target.to(e_ptr.dtype.element_ty), inside & counted)
         if SCALE:  # The product is 0 in the rows of the last tile that do not exist.

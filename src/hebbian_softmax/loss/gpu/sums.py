@@ -110,12 +110,15 @@ class Sums:
             ROWS=32, FEATURES=128, IEEE=self.e.dtype == torch.float32,
         )  # fmt: skip
 
-    def set_targets(self, chunk: slice, classes: slice, terms: RowTerms, a: Tensor, b: Tensor) -> None:
+    def set_targets(
+        self, chunk: slice, classes: slice, terms: RowTerms, a: Tensor, b: Tensor, slope: Tensor | None
+    ) -> None:
         """Store E at the targets of a chunk from known terms."""
         rows = chunk.stop - chunk.start
         set_targets[(-(-rows // 128),)](
-            self.e, terms.nll, self.problem.target, a, b,
-            chunk.start, rows, classes.start, classes.stop - classes.start, self.e.stride(0), ROWS=128,
+            self.e, terms.nll, self.problem.target, a, b, slope,
+            chunk.start, rows, classes.start, classes.stop - classes.start, self.e.stride(0),
+            ROWS=128, CAPPED=slope is not None,
         )  # fmt: skip
 
     def gradients(self) -> Gradients:
@@ -152,9 +155,10 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
 
 @triton.jit(do_not_specialize=["start", "rows", "first_class", "classes"])
 def set_targets(
-    e_ptr, nll_ptr, target_ptr, a_ptr, b_ptr, start, rows, first_class, classes, e_stride, ROWS: tl.constexpr
+    e_ptr, nll_ptr, target_ptr, a_ptr, b_ptr, slope_ptr, start, rows, first_class, classes, e_stride,
+    ROWS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Store E = p - b / a at each target that is among these classes, with p from the known nll."""
+    """Store E = p - b / a at each target that is among these classes, with p from the known nll, times any slope."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = at < rows
     target = tl.load(target_ptr + start + at, inside, other=-1)
@@ -167,6 +171,8 @@ def set_targets(
     series = nll * (1.0 - nll * (0.5 - nll * (1.0 / 6.0 - nll * (1.0 / 24.0))))
     rest = tl.where(nll < 0.03, series, 1.0 - tl.exp(-nll))
     value = tl.where(a != 0, (a - b) / a, 0.0) - rest
+    if CAPPED:
+        value *= tl.load(slope_ptr + start + at, here, other=0.0)
     tl.store(e_ptr + at.to(tl.int64) * e_stride + column, value.to(e_ptr.dtype.element_ty), here)
 
 
