@@ -18,7 +18,7 @@ CONTEXT.set_forkserver_preload(
     [
         "torch._dynamo",  # the first optimizer imports it, in seconds
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin"),
-        *("hebbian_softmax.lab.longtail", "hebbian_softmax.lab.images.reproduce"),
+        *("hebbian_softmax.lab.longtail.compare", "hebbian_softmax.lab.images.reproduce"),
         "hebbian_softmax.lab.language.experiments.train",
     ]
 )

@@ -12,10 +12,11 @@ from hebbian_softmax.lab.report.result import Beside
 
 MODULES = {
     "train": ("language.experiments.train",),
-    "compare": ("images.compare", "longtail", "language.experiments.train"),
+    "compare": ("images.compare", "longtail.compare", "language.experiments.train"),
     "sweep": ("language.experiments.sweep",),
     "reproduce": (
         "images.reproduce",
+        "longtail.reproduce",
         "language.experiments.wikitext_table",
         "language.experiments.curves",
         "language.experiments.reuters",

@@ -33,7 +33,11 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shu
 processes.CONTEXT.set_forkserver_preload(
     [
         *("torch._dynamo", "matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin", "nltk"),
-        *("hebbian_softmax.lab.data.command", "hebbian_softmax.lab.images.reproduce", "hebbian_softmax.lab.longtail"),
+        *(
+            "hebbian_softmax.lab.data.command",
+            "hebbian_softmax.lab.images.reproduce",
+            "hebbian_softmax.lab.longtail.compare",
+        ),
         *("hebbian_softmax.lab.language.memories.command", "hebbian_softmax.lab.report.command", __name__),
         *(f"hebbian_softmax.lab.language.experiments.{name}" for name in ("train", "wikitext_table", "reuters")),
         *("hebbian_softmax.lab.language.experiments.curves", "tests.lab.faults.small"),

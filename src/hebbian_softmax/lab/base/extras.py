@@ -4,8 +4,15 @@ import importlib.util
 
 from hebbian_softmax.lab.base.errors import LabError
 
-PACKAGES = {"numpy": "numpy", "matplotlib": "matplotlib", "nltk": "nltk", "PIL": "Pillow", "rich": "rich"}
-"""The packages of `pip install 'hebbian-softmax[lab]'` by the name of their module."""
+PACKAGES = {
+    "numpy": "numpy",
+    "matplotlib": "matplotlib",
+    "nltk": "nltk",
+    "PIL": "Pillow",
+    "rich": "rich",
+    "sklearn": "scikit-learn",
+}
+"""The packages by the name of their module. All but scikit-learn come with `pip install 'hebbian-softmax[lab]'`."""
 
 
 def require(*modules: str) -> None:
@@ -17,4 +24,5 @@ def require(*modules: str) -> None:
 
 def missing(module: str) -> LabError:
     """Return the error that says what to install."""
-    return LabError(f"this command needs {PACKAGES[module]}: pip install 'hebbian-softmax[lab]'")
+    extra = "lab,digits" if module == "sklearn" else "lab"
+    return LabError(f"this command needs {PACKAGES[module]}: pip install 'hebbian-softmax[{extra}]'")

@@ -8,28 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.base.settings import as_options, integer, number, setting
 from hebbian_softmax.lab.base.training import train
+from hebbian_softmax.lab.longtail.learner import BATCH, Learner, Method, ShuffledBatches
+from hebbian_softmax.lab.longtail.tasks import longtail
 from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
-LATENT = 8  # numbers that depend on the class, and as many that do not
-INPUTS = 64  # numbers that the network sees
-NOISE = 0.2  # standard deviation of the numbers that depend on the class; between classes it is 1
-FOLDING = 1.0  # gain of the random network: the higher, the further from linear
-RAREST = 4  # training examples of the rarest class
-TEST_EXAMPLES = 10  # test examples of each class
-
-HIDDEN, FEATURES, BATCH = 256, 128, 128
-LOGITS = 1 << 24  # logits that an evaluation holds at a time, 64 MiB
 EVALUATIONS = 25  # points on the curves
 RARE = 10  # classes with fewer training examples than this are called rare
 BUCKETS = ((RARE, 20), (20, 100), (100, None))  # ranges of a class's training examples, for classes that are not rare
@@ -48,149 +38,15 @@ class Settings:
     seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
 
 
-@dataclass(frozen=True)
-class LongTail:
-    """The task: inputs (examples, INPUTS), targets (examples,), and each class's number of training examples."""
-
-    train_inputs: Tensor
-    train_targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
-    counts: Tensor
-
-
-def longtail(classes: int, seed: int) -> LongTail:
-    """Draw a synthetic classification task with rare classes; the same arguments give the same task.
-
-    Each class is a point in a small space. An example is that point plus a little noise, followed by as many random
-    numbers that say nothing about the class, and all of them pass through a fixed random network that mixes the two
-    parts. A network must learn from all classes together to separate the parts again. The k-th class has about 1/k
-    of the training examples of the first, like words in a text (Zipf's law); every class has equally many test
-    examples.
-    """
-    generator = torch.Generator().manual_seed(derive_seed(seed, "longtail"))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    prototypes = normal(classes, LATENT)
-    folds = [FOLDING * normal(2 * LATENT, INPUTS) / (2 * LATENT) ** 0.5, FOLDING * normal(INPUTS, INPUTS) / INPUTS**0.5]
-
-    def draw_inputs(targets: Tensor) -> Tensor:
-        telling = prototypes[targets] + NOISE * normal(len(targets), LATENT)
-        inputs = torch.cat([telling, normal(len(targets), LATENT)], dim=1)
-        for fold in folds:
-            inputs = torch.sin(inputs @ fold)
-        return inputs
-
-    counts = (RAREST * classes / torch.arange(1, classes + 1)).round().long()
-    train_targets = torch.arange(classes).repeat_interleave(counts)
-    test_targets = torch.arange(classes).repeat_interleave(TEST_EXAMPLES)
-    return LongTail(draw_inputs(train_targets), train_targets, draw_inputs(test_targets), test_targets, counts)
-
-
-class ShuffledBatches:
-    """Indices of examples in batches: every epoch shows all of them once, in a new order.
-
-    The order depends only on `seed` and on the number of batches drawn, so that number is the whole state. A last
-    batch that would be smaller is left out; its examples come in other epochs.
-    """
-
-    def __init__(self, examples: int, batch: int, seed: int) -> None:
-        if not 1 <= batch <= examples:
-            raise ValueError(f"batch must be between 1 and the {examples} examples, not {batch}")
-        self.examples, self.batch, self.seed = examples, batch, seed
-        self.drawn = 0
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
-
-    def next(self) -> Tensor:
-        """Return the indices of the next batch."""
-        epoch, position = divmod(self.drawn, self.examples // self.batch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
-            self._epoch, self._order = epoch, torch.randperm(self.examples, generator=generator)
-        self.drawn += 1
-        return self._order[position * self.batch : (position + 1) * self.batch]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.drawn = state["drawn"]
-
-
-def mlp(inputs: int, hidden: int, features: int) -> nn.Sequential:
-    """Return a network of three layers with ReLU. The head sees its last activations, of width `features`."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, features),
-        nn.ReLU(),
-    )
-
-
-class Contender:
-    """A network, its head and its optimizer. Equal seeds give equal first weights, whatever the head."""
-
-    def __init__(self, name: str, settings: Settings) -> None:
-        torch.manual_seed(derive_seed(settings.seed, "weights"))
-        self.network = mlp(INPUTS, HIDDEN, FEATURES)
-        self.head: nn.Linear
-        if name == "hebbian":
-            self.head = HebbianSoftmax(FEATURES, settings.classes, gamma=settings.gamma, limit=settings.limit)
-        else:
-            self.head = nn.Linear(FEATURES, settings.classes, bias=False)
-        parameters = [*self.network.parameters(), *self.head.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
-        if isinstance(self.head, HebbianSoftmax):
-            self.head.attach(self.optimizer)
-
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Take one training step and return its loss."""
-        features = self.network(inputs)
-        if isinstance(self.head, HebbianSoftmax):
-            loss = self.head.loss(features, targets)
-        else:
-            loss = F.cross_entropy(self.head(features), targets)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-    @torch.no_grad()
-    def predict(self, inputs: Tensor, logits: int = LOGITS) -> Tensor:
-        """Return the likeliest classes, computing at most about `logits` logits at a time: all could be terabytes."""
-        modules = [module for part in (self.network, self.head) for module in part.modules()]
-        modes = [module.training for module in modules]
-        self.network.eval()
-        self.head.eval()
-        try:
-            parts = inputs.split(max(1, logits // self.head.out_features))
-            return torch.cat([self.head(self.network(part)).argmax(dim=1) for part in parts])
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-
-    def parts(self) -> dict[str, Any]:
-        return {"network": self.network, "head": self.head, "optimizer": self.optimizer}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self.parts().items():
-            part.load_state_dict(state[name])
-
-
 class Comparison:
     """The task of the training loop: both contenders take their step on the same batch."""
 
     def __init__(self, settings: Settings) -> None:
         self.data = longtail(settings.classes, settings.seed)
         self.batches = ShuffledBatches(len(self.data.train_targets), BATCH, settings.seed)
-        self.contenders = {name: Contender(name, settings) for name in NAMES}
+        rule = Method(settings.learning_rate, hebbian=True, gamma=settings.gamma, limit=settings.limit)
+        methods = {"plain": Method(settings.learning_rate), "hebbian": rule}
+        self.contenders = {name: Learner(self.data, methods[name], settings.seed) for name in NAMES}
 
     def train_step(self) -> dict[str, Tensor]:
         batch = self.batches.next()
@@ -207,11 +63,7 @@ class Comparison:
 
     def class_accuracies(self) -> dict[str, Tensor]:
         """Return, for each contender, the share of right test answers in each class."""
-        accuracies = {}
-        for name, contender in self.contenders.items():
-            right = contender.predict(self.data.test_inputs) == self.data.test_targets
-            accuracies[name] = right.double().view(len(self.data.counts), -1).mean(dim=1)
-        return accuracies
+        return {name: contender.class_accuracies(self.data) for name, contender in self.contenders.items()}
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: contender.state_dict() for name, contender in self.contenders.items()}

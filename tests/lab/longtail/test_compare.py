@@ -1,4 +1,4 @@
-"""`hebbian compare longtail`: the task, the order of examples, a fair comparison, and what is said about it."""
+"""`hebbian compare longtail`: a fair comparison, and what is said about it."""
 
 import copy
 from dataclasses import replace
@@ -6,94 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hebbian_softmax.lab.longtail import (
-    INPUTS,
+from hebbian_softmax.lab.longtail.compare import (
     NAMES,
-    RAREST,
-    TEST_EXAMPLES,
     Comparison,
     Settings,
-    ShuffledBatches,
     compare,
     draw,
-    longtail,
-    mlp,
     suggest,
     summarize,
     tabulate,
 )
 
 SMALL = Settings(classes=40, steps=20)
-
-
-def test_frequencies_follow_zipf_and_the_test_set_is_balanced() -> None:
-    task = longtail(classes=200, seed=0)
-    assert task.counts[0] == 200 * RAREST
-    assert task.counts[-1] == RAREST
-    torch.testing.assert_close(task.counts * torch.arange(1, 201), torch.full((200,), 800), rtol=0.15, atol=0)
-    assert torch.equal(task.train_targets.bincount(), task.counts)
-    assert torch.equal(task.test_targets.bincount(), torch.full((200,), TEST_EXAMPLES))
-    assert task.train_inputs.shape == (len(task.train_targets), INPUTS)
-    assert task.test_inputs.shape == (len(task.test_targets), INPUTS)
-
-
-def test_the_seed_decides_everything_and_the_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    first, same, other = longtail(50, 1), longtail(50, 1), longtail(50, 2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first.train_inputs, same.train_inputs)
-    assert torch.equal(first.test_inputs, same.test_inputs)
-    assert not torch.equal(first.train_inputs, other.train_inputs)
-
-
-def test_training_and_test_examples_are_different_draws_of_the_same_classes() -> None:
-    task = longtail(50, 1)
-    distances = torch.cdist(task.test_inputs, task.train_inputs)
-    assert distances.min() > 1e-3
-    nearest = task.train_targets[distances.argmin(dim=1)]
-    accuracy = (nearest == task.test_targets).double().mean()
-    assert 0.1 < accuracy < 0.9  # far above chance (0.02), far from solved without learning features
-
-
-def take(batches: ShuffledBatches, number: int) -> torch.Tensor:
-    return torch.stack([batches.next() for _ in range(number)])
-
-
-def test_an_epoch_shows_every_example_once_and_the_next_another_order() -> None:
-    batches = ShuffledBatches(examples=60, batch=6, seed=1)
-    first, second = take(batches, 10).flatten(), take(batches, 10).flatten()
-    assert sorted(first.tolist()) == list(range(60)) == sorted(second.tolist())
-    assert not torch.equal(first, second)
-
-
-def test_the_seed_decides_the_order_of_examples() -> None:
-    orders = [take(ShuffledBatches(60, 7, seed), 30) for seed in (1, 1, 2)]
-    assert torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[0], orders[2])
-
-
-@pytest.mark.parametrize("stop", [0, 3, 8, 9])
-def test_batches_continue_from_their_state(stop: int) -> None:
-    whole, half, fresh = (ShuffledBatches(50, 6, 3) for _ in range(3))
-    for _ in range(stop):
-        half.next()
-    fresh.load_state_dict(half.state_dict())
-    assert torch.equal(take(fresh, 20 - stop), take(whole, 20)[stop:])
-
-
-@pytest.mark.parametrize("batch", [0, 11])
-def test_a_batch_that_does_not_fit_is_refused(batch: int) -> None:
-    with pytest.raises(ValueError, match=f"not {batch}"):
-        ShuffledBatches(10, batch, 0)
-
-
-def test_maps_inputs_to_features_that_gradients_reach() -> None:
-    network = mlp(inputs=5, hidden=7, features=3)
-    features = network(torch.randn(11, 5))
-    assert features.shape == (11, 3)
-    assert (features >= 0).all()
-    features.sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in network.parameters())
 
 
 def weights(comparison: Comparison, name: str) -> list[torch.Tensor]:
