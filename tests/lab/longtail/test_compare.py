@@ -3,7 +3,6 @@
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
 
 from hebbian_softmax.lab.longtail.compare import (
