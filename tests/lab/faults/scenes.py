@@ -27,6 +27,7 @@ CHARACTERS = [
     *split("--parts tuning,main"),
     *IMAGES,
 ]
+LONG_TAIL = split("reproduce longtail --task zipf --classes 25 --steps 3 --seeds 1 --trials 1 --quiet")
 COMPARE = [*split("compare characters --steps 25"), *IMAGES]
 
 
@@ -57,6 +58,7 @@ SCENES = [
     Scene("compare (images)", "inputs", COMPARE, share=0.25),
     Scene("reproduce (language)", "corpus", TABLE),
     Scene("reproduce (images)", "inputs", CHARACTERS),
+    Scene("reproduce (long tail)", "inputs", LONG_TAIL, share=0.25),
     Scene("prepare", "inputs", REUTERS),
     Scene("prepare, sources changed", "old news", REUTERS),
 ]
@@ -128,6 +130,11 @@ def half_images(world: Path) -> None:
     named(world, "one")
 
 
+def half_tail(world: Path) -> None:
+    half_done(world, LONG_TAIL, 0.7)
+    named(world, "one")
+
+
 def half_compared(world: Path) -> None:
     half_done(world, COMPARE)
     named(world, "one")
@@ -158,6 +165,7 @@ TEMPLATES: dict[str, tuple[str | None, Callable[[Path], None]]] = {
     "swept": ("trained", swept),
     "half table": ("corpus", half_table),
     "half images": ("inputs", half_images),
+    "half tail": ("inputs", half_tail),
     "half compared": ("inputs", half_compared),
     "characters": ("inputs", characters),
     "news": ("inputs", news),

@@ -13,6 +13,7 @@ RECORDS = split("report runs/one --json")
 PAGE = split("report runs/one")
 GO_ON_TABLE = split("reproduce frequency-table --resume runs/one --quiet")
 GO_ON_IMAGES = split("reproduce characters --resume runs/one --quiet")
+GO_ON_TAIL = split("reproduce longtail --resume runs/one --quiet")
 GO_ON_COMPARING = split("compare characters --resume runs/one --quiet")
 VERIFY = split("data show news --verify")
 REUTERS_ALONE = [*REUTERS, "--processes", "1"]
@@ -54,6 +55,7 @@ DAMAGED = [
     Damaged("plan.json, train --resume", "runs/one/plan.json", "begun", RESUME),
     Damaged("log.jsonl, train --resume", "runs/one/log.jsonl", "begun", RESUME),
     Damaged("log.jsonl, report --json", "runs/one/log.jsonl", "trained", RECORDS),
+    Damaged("log.jsonl, reproduce --resume (long tail)", "runs/one/log.jsonl", "half tail", GO_ON_TAIL),
     Damaged("result.json, report", "runs/*/result.json", "trained", BESIDE),
     Damaged("evaluation.json, report", "runs/*/evaluation.json", "evaluated", BESIDE),
     Damaged("*-words.npz, report", "runs/*/*-words.npz", "evaluated", BESIDE),

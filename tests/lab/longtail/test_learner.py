@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from hebbian_softmax.lab.longtail.learner import ShuffledBatches
+from hebbian_softmax.lab.longtail.learner import Learner, Method, ShuffledBatches
+from hebbian_softmax.lab.longtail.tasks import longtail
+from tests.closeness import assert_as_close
 
 
 def take(batches: ShuffledBatches, number: int) -> torch.Tensor:
@@ -36,3 +39,24 @@ def test_batches_continue_from_their_state(stop: int) -> None:
 def test_a_batch_that_does_not_fit_is_refused(batch: int) -> None:
     with pytest.raises(ValueError, match=f"not {batch}"):
         ShuffledBatches(10, batch, 0)
+
+
+@pytest.mark.parametrize("hebbian", [False, True])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_frequencies_are_added_in_training_alone(hebbian: bool, balanced: bool) -> None:
+    task = longtail(40, 0)
+    learner = Learner(task, Method(0.001, hebbian, balanced), 0)
+    inputs, targets = task.train_inputs[::9], task.train_targets[::9]
+    with torch.no_grad():
+        logits = learner.head(learner.network(inputs))
+    assert torch.equal(learner.predict(inputs), logits.argmax(dim=1))
+    share = balanced * (task.counts / task.counts.sum()).log()
+    expected = [F.cross_entropy(logits.to(dtype) + share, targets) for dtype in (torch.float32, torch.float64)]
+    assert_as_close(learner.step(inputs, targets), *expected)
+
+
+def test_all_methods_start_from_the_same_weights() -> None:
+    task = longtail(40, 0)
+    learners = [Learner(task, Method(0.1, hebbian, balanced), 3) for hebbian in (0, 1) for balanced in (0, 1)]
+    for values in zip(*([*each.network.parameters(), each.head.weight] for each in learners), strict=True):
+        assert all(torch.equal(values[0], value) for value in values)

@@ -1,8 +1,23 @@
 """Tasks with long tails: their frequencies, and what their seeds decide."""
 
+import sys
+
+import pytest
 import torch
 
-from hebbian_softmax.lab.longtail.tasks import INPUTS, RAREST, TEST_EXAMPLES, longtail, mlp
+from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.longtail.tasks import (
+    DIGITS,
+    FEATURES,
+    INPUTS,
+    RAREST,
+    TEST_EXAMPLES,
+    TEST_IMAGES,
+    VALIDATION_IMAGES,
+    digits,
+    longtail,
+    mlp,
+)
 
 
 def test_frequencies_follow_zipf_and_the_test_set_is_balanced() -> None:
@@ -41,3 +56,37 @@ def test_maps_inputs_to_features_that_gradients_reach() -> None:
     assert (features >= 0).all()
     features.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in network.parameters())
+
+
+def images(inputs: torch.Tensor) -> set[tuple[float, ...]]:
+    return {tuple(image.flatten().tolist()) for image in inputs}
+
+
+def test_ten_digits_from_a_hundred_images_to_one() -> None:
+    pytest.importorskip("sklearn")
+    first, same, other = digits(0), digits(0), digits(1)
+    chosen = digits(0, validation=True)
+    assert tuple(first.counts.tolist()) == tuple(first.train_targets.bincount().tolist()) == DIGITS
+    assert first.test_targets.bincount().tolist() == [TEST_IMAGES] * 10
+    assert chosen.test_targets.bincount().tolist() == [VALIDATION_IMAGES] * 10
+    assert first.network()(first.train_inputs).shape == (sum(DIGITS), FEATURES)
+    assert torch.equal(first.train_inputs, same.train_inputs)
+    assert torch.equal(first.train_inputs, chosen.train_inputs)
+    assert not torch.equal(first.train_inputs, other.train_inputs)
+
+
+def test_no_seed_trains_or_is_tuned_on_the_test_digits() -> None:
+    pytest.importorskip("sklearn")
+    tested = images(digits(0).test_inputs)
+    for seed in (0, 1, 1000):
+        for task in (digits(seed), digits(seed, validation=True)):
+            assert not tested & images(task.train_inputs)
+        assert images(digits(seed).test_inputs) == tested
+        chosen = images(digits(seed, validation=True).test_inputs)
+        assert not chosen & (tested | images(digits(seed).train_inputs))
+
+
+def test_without_scikit_learn_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(LabError, match=r"needs scikit-learn: pip install 'hebbian-softmax\[lab,digits\]'"):
+        digits(0)

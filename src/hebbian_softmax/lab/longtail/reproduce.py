@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.base.runs import Run
@@ -174,34 +173,32 @@ def train_and_measure(tail: Tail, trial: Trial) -> dict[str, float]:
 
 
 class Trials:
-    """Performs trials one after another, and keeps them in the log of the run; the n-th has the step n there."""
+    """Performs trials one after another, and keeps their records in the log of the run."""
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.progress = run, progress
         self.stored = run.records()
-        run.cut_log(len(self.stored))  # without a line that a killed process did not finish
+        self.steps = max((record["step"] for record in self.stored), default=0)
+        run.cut_log(self.steps)  # without a line that a killed process did not finish
         self.done: list[Record] = []
 
     def do(self, tail: Tail, trials: Sequence[Trial]) -> list[Record]:
         """Return the records of all trials; those that are not stored yet are trained."""
-        return [self._do(tail, trial) for trial in trials]
+        found = [self._stored(trial) or self._new(tail, trial) for trial in trials]
+        self.done += found
+        return found
 
-    def _do(self, tail: Tail, trial: Trial) -> Record:
-        step = len(self.done) + 1
-        if step <= len(self.stored):
-            record = self.stored[step - 1]
-            if {"step": step, **trial.identity()}.items() - record.items():
-                raise LabError(
-                    f"{self.run.path / 'log.jsonl'}, line {step} is of another training than the one that belongs "
-                    "there: delete the log to repeat all trainings"
-                )
-        else:
-            began = time.monotonic()
-            found = train_and_measure(tail, trial)
-            record = {"step": step, **trial.identity(), **found, "seconds": round(time.monotonic() - began, 3)}
-            self.run.log(record)
-        self.done.append(record)
-        self.progress.update(step, {f"{tail.name}_accuracy": record["all"]})
+    def _stored(self, trial: Trial) -> Record | None:
+        identity = trial.identity().items()
+        return next((record for record in self.stored if identity <= record.items()), None)
+
+    def _new(self, tail: Tail, trial: Trial) -> Record:
+        began = time.monotonic()
+        found = train_and_measure(tail, trial)
+        self.steps += 1
+        record = {"step": self.steps, **trial.identity(), **found, "seconds": round(time.monotonic() - began, 3)}
+        self.run.log(record)
+        self.progress.update(self.steps, {f"{tail.name}_accuracy": record["all"]})
         return record
 
 
