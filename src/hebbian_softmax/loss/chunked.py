@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
 _LEAST_WORKSPACE = 2**21
@@ -90,22 +90,13 @@ def _weighted_sum(z: Tensor) -> Tensor:
 
 
 def row_terms_and_gradients(
-    problem: Problem,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
-    *,
-    square_scale: Tensor | None = None,
-    spread_scale: Tensor | None = None,
+    problem: Problem, scales: Scales, needs: Needs, workspace: int
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
     if plan.classes < problem.weight.shape[0]:
         terms = row_terms(problem, workspace)
-        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
-        found = gradients(problem, terms, normaliser_scale, target_scale, needs, workspace, spread_scale=spread_scale)
-        return terms, found
+        return terms, gradients(problem, terms, scales, needs, workspace)
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
     sums = _Sums(tiles, needs)
@@ -113,7 +104,7 @@ def row_terms_and_gradients(
     everything = slice(0, problem.weight.shape[0])
     for rows in ranges(len(problem.target), plan.rows):
         z = tiles.logits(rows, everything)
-        a, b, target = normaliser_scale[rows, None], target_scale[rows, None], problem.target[rows, None]
+        a, b, target = scales.normaliser[rows, None], scales.target[rows, None], problem.target[rows, None]
         y = target.clamp(min=0)
         known = tiles.target_logits(rows)
         target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
@@ -130,32 +121,22 @@ def row_terms_and_gradients(
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
             scale = a[group]
-            if square_scale is not None:
+            if scales.square is not None:
                 normaliser = torch.logaddexp(others[group], target_logit[group])
-                scale = scale + torch.where(target[group] < 0, 0, square_scale[at, None] * normaliser)
+                scale = scale + torch.where(target[group] < 0, 0, scales.square[at, None] * normaliser)
             rest = torch.where(target[group] < 0, 0, scale * x[group].sigmoid())  # In ignored rows x may be NaN.
             s.clamp_(min=limits.tiny)
             e.mul_(rest / s).scatter_(1, y[group], (scale - b[group]) - rest)
-            _through_softcap(e, slope, problem, everything, None if spread_scale is None else spread_scale[at])
+            _through_softcap(e, slope, problem, everything, scales, at)
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
         sums.add(z, rows, everything)
     return terms, sums.gradients()
 
 
-def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
-    *,
-    spread_scale: Tensor | None = None,
-    entropy_scale: Tensor | None = None,
-) -> Gradients:
+def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, workspace: int) -> Gradients:
     """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
-    plan = Plan.of(problem, workspace, entropy_scale is not None)
+    plan = Plan.of(problem, workspace, scales.entropy is not None)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
     # exp(z - z_y - nll) is more exact than exp(z - normaliser), but with an impossible target it is NaN.
@@ -163,8 +144,9 @@ def gradients(
     shift = torch.where(impossible, terms.normaliser, terms.target_logit)
     rest_of_shift = terms.nll.masked_fill(impossible, 0)
     rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # In ignored rows p is 0, whatever the logits are.
+    normaliser_scale, entropy_scale = scales.with_square(terms.normaliser), scales.entropy
     rest = normaliser_scale * -torch.expm1(-terms.nll)
-    at_target = ((normaliser_scale - target_scale) - rest)[:, None]
+    at_target = ((normaliser_scale - scales.target) - rest)[:, None]
     if entropy_scale is not None:
         assert terms.entropy is not None
         share = torch.where(terms.nll < torch.inf, (terms.entropy - terms.nll) * (-terms.nll).exp(), 0)
@@ -184,7 +166,7 @@ def gradients(
                     e.exp_().mul_(factor.add_(normaliser_scale[at, None]))
                 inside, y = _in_tile(problem.target[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
-                _through_softcap(e, slope, problem, classes, None if spread_scale is None else spread_scale[at])
+                _through_softcap(e, slope, problem, classes, scales, at)
                 sums.add_bias(e, classes)
             sums.add(z, rows, classes)
     return sums.gradients()
@@ -246,12 +228,12 @@ def _add_spread(terms: RowTerms, rows: slice, z: Tensor, problem: Problem, class
 
 
 def _through_softcap(
-    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, spread_scale: Tensor | None
+    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, scales: Scales, rows: slice
 ) -> None:
     """Make dU of dZ in place, in some rows and classes; without a softcap they are the same."""
-    if spread_scale is not None:
-        assert problem.spread is not None
-        dz.addr_(spread_scale, problem.spread[classes], alpha=-1)
+    if problem.spread is not None:
+        assert scales.smoothing is not None
+        dz.addr_(scales.smoothing[rows], problem.spread[classes], alpha=-1)
     if slope is not None:
         dz.mul_(slope)
 

@@ -14,8 +14,8 @@ from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.checks import check_values
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, add_square
-from hebbian_softmax.loss.weighting import Scales, Weighting
+from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, Scales
+from hebbian_softmax.loss.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
                 scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale)
-                terms, gradients = engine.row_terms_and_gradients(
-                    problem,
-                    scales.normaliser,
-                    scales.target,
-                    ctx.needs,
-                    workspace,
-                    square_scale=scales.square,
-                    spread_scale=None if problem.spread is None else scales.smoothing,
-                )
+                terms, gradients = engine.row_terms_and_gradients(problem, scales, ctx.needs, workspace)
                 gradients = weighting.corrected(problem, scales, gradients)
                 # Saved tensors are released before they are accumulated, so .grad becomes the buffer and not a copy.
                 ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
@@ -122,10 +114,8 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     weighting: Weighting = ctx.weighting
     problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
     engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
-    scales, known = weighting.scales(problem, upstream.to(share.dtype) * share), RowTerms(*terms)
-    a = add_square(scales.normaliser, scales.target, scales.square, known.normaliser)
-    spread_scale = None if problem.spread is None else scales.smoothing
-    gradients = engine.gradients(problem, known, a, scales.target, ctx.needs, workspace, spread_scale=spread_scale)
+    scales = weighting.scales(problem, upstream.to(share.dtype) * share)
+    gradients = engine.gradients(problem, RowTerms(*terms), scales, ctx.needs, workspace)
     return weighting.corrected(problem, scales, gradients)
 
 

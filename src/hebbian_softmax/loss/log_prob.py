@@ -20,7 +20,7 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax.loss.function import Once, choose_engine
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import SMALLEST_SCALE, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import SMALLEST_SCALE, Needs, Problem, RowTerms, Scales
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,8 @@ class LinearLogProb(torch.autograd.Function):
             a = a.masked_fill((a == 0) & (b != 0), SMALLEST_SCALE)
             terms = RowTerms(nll, target_logit, normaliser, entropy=entropy)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace, settings.entropy)
-            if settings.entropy:
-                of_entropy = torch.where(counted, upstreams[2] * problem.scale, 0)
-                found = engine.gradients(problem, terms, a, b, ctx.needs, workspace, entropy_scale=of_entropy)
-            else:
-                found = engine.gradients(problem, terms, a, b, ctx.needs, workspace)
+            of_entropy = torch.where(counted, upstreams[2] * problem.scale, 0) if settings.entropy else None
+            found = engine.gradients(problem, terms, Scales(a, b, entropy=of_entropy), ctx.needs, workspace)
         gradients = [found.input, found.weight, found.bias]
         if torch.is_grad_enabled():  # create_graph=True
             gradients = [None if each is None else Once.apply(each, input, weight, *upstreams) for each in gradients]

@@ -26,25 +26,11 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms, Scales
 from hebbian_softmax.loss.tiles import ranges
 
 _BLOCK = 2**20
 """The number of elements that are converted to the accumulation dtype at a time."""
-
-
-@dataclass(frozen=True)
-class Scales:
-    """The factors of each row's gradient, in the accumulation dtype; 0 in ignored rows."""
-
-    normaliser: Tensor
-    """a, the factor of the softmax."""
-    target: Tensor
-    """b, the factor of the target."""
-    smoothing: Tensor | None = None
-    """r, the factor of label smoothing."""
-    square: Tensor | None = None
-    """q, the factor of the z-loss times the log-normaliser."""
 
 
 @dataclass(frozen=True)
