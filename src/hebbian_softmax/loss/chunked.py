@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
+from hebbian_softmax.loss.ranks import join
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
 _LEAST_WORKSPACE = 2**21
@@ -41,7 +42,7 @@ def default_workspace(problem: Problem) -> int:
         return most
     count, size = len(problem.target), problem.input.element_size()
     rows = -(-count // 4) if size < 4 else max(-(-count // 2), min(count, 64))
-    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.weight.shape[0]) * size))
+    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.planned_classes) * size))
 
 
 def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
@@ -51,14 +52,14 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
     terms = _empty_terms(problem, entropy)
     lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
-        target = problem.target[rows, None]
+        target, column = problem.target[rows, None], problem.column[rows, None]
         known = tiles.target_logits(rows)
         target_logit = torch.zeros_like(target, dtype=terms.nll.dtype) if known is None else known
         largest = torch.full_like(target_logit, lowest)
         total, excess = torch.zeros_like(target_logit), torch.zeros_like(target_logit)
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
-            inside, local = _in_tile(target, classes)
+            inside, local = _in_tile(column, classes)
             for group, e, _ in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
                 _add_spread(terms, slice(rows.start + group.start, rows.start + group.stop), e, problem, classes)
@@ -73,6 +74,9 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
                     excess[group] = torch.where(total[group] > 0, before, 0) + _weighted_sum(e)
                 total[group] = total[group] * lower.exp() + e.exp_().sum(1, keepdim=True)
                 largest[group] = m
+        if problem.part is not None:
+            joined = join(problem.part, largest, total, target_logit, excess if entropy else None)
+            largest, total, target_logit, excess, _ = joined
         others = total.log().add_(largest)
         x = (others - target_logit).masked_fill_(target_logit == torch.inf, torch.nan)
         _store(terms, rows, target, target_logit, others, x)
@@ -94,7 +98,7 @@ def row_terms_and_gradients(
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
-    if plan.classes < problem.weight.shape[0]:
+    if plan.classes < problem.planned_classes:
         terms = row_terms(problem, workspace)
         return terms, gradients(problem, terms, scales, needs, workspace)
     tiles = Tiles(problem, plan)
@@ -105,18 +109,22 @@ def row_terms_and_gradients(
     for rows in ranges(len(problem.target), plan.rows):
         z = tiles.logits(rows, everything)
         a, b, target = scales.normaliser[rows, None], scales.target[rows, None], problem.target[rows, None]
-        y = target.clamp(min=0)
+        inside, y = _in_tile(torch.where(target < 0, 0, problem.column[rows, None]), everything)
         known = tiles.target_logits(rows)
         target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
         for group, e, slope in tiles.groups(z, everything):
             at = slice(rows.start + group.start, rows.start + group.stop)
             _add_spread(terms, at, e, problem, everything)
+            at_target = e.gather(1, y[group])
             if known is None:
-                target_logit[group] = e.gather(1, y[group])
-            e.scatter_(1, y[group], -torch.inf)
+                target_logit[group] = torch.where(inside[group], at_target, 0)
+            e.scatter_(1, y[group], torch.where(inside[group], -torch.inf, at_target))
             m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # M must be finite, even without another class.
             s = e.sub_(m).exp_().sum(1, keepdim=True)
+            lower: Tensor | int = 1
+            if problem.part is not None:
+                m, s, target_logit[group], _, lower = join(problem.part, m, s, target_logit[group])
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
@@ -126,7 +134,9 @@ def row_terms_and_gradients(
                 scale = scale + torch.where(target[group] < 0, 0, scales.square[at, None] * normaliser)
             rest = torch.where(target[group] < 0, 0, scale * x[group].sigmoid())  # In ignored rows x may be NaN.
             s.clamp_(min=limits.tiny)
-            e.mul_(rest / s).scatter_(1, y[group], (scale - b[group]) - rest)
+            e.mul_(rest / s * lower)
+            at_target = torch.where(inside[group], (scale - b[group]) - rest, e.gather(1, y[group]))
+            e.scatter_(1, y[group], at_target)
             _through_softcap(e, slope, problem, everything, scales, at)
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
@@ -164,7 +174,7 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
                     # Where log p is below the clamp, p is 0.
                     factor = (e + terms.entropy[at, None]).clamp_(min=_LEAST_LOG).mul_(-entropy_scale[at, None])
                     e.exp_().mul_(factor.add_(normaliser_scale[at, None]))
-                inside, y = _in_tile(problem.target[at, None], classes)
+                inside, y = _in_tile(problem.column[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
                 _through_softcap(e, slope, problem, classes, scales, at)
                 sums.add_bias(e, classes)
@@ -238,10 +248,10 @@ def _through_softcap(
         dz.mul_(slope)
 
 
-def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Return whether each target is among these classes, and its column (0 where it is not)."""
-    inside = (target >= classes.start) & (target < classes.stop)
-    return inside, torch.where(inside, target - classes.start, 0)
+def _in_tile(column: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
+    """Return whether each target is among these classes, and its column in the tile (0 where it is not)."""
+    inside = (column >= classes.start) & (column < classes.stop)
+    return inside, torch.where(inside, column - classes.start, 0)
 
 
 def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, others: Tensor, x: Tensor) -> None:

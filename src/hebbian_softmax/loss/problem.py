@@ -16,9 +16,9 @@ target as :math:`(a_i - b_i) - a_i (1 - p_{y_i})`, with :math:`1 - p_{y_i}` summ
 minus a rounded probability near 1 would lose the gradient. Class weights, the mean and label smoothing are part of a
 and b, so engines do not know them (:mod:`hebbian_softmax.loss.weighting`).
 
-Where ranks share the rows of the matrix, a problem has those of this rank, and an engine exchanges the terms of each row
-(:mod:`hebbian_softmax.loss.ranks`) before it computes gradients with them. Its gradient of h is that of this rank's
-classes.
+Where ranks share the rows of the matrix, a problem has those of this rank, and an engine exchanges the terms of the
+batch's rows (:mod:`hebbian_softmax.loss.ranks`) before it computes gradients with them. Its gradient of h is the share
+of this rank's classes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class Problem:
     @cached_property
     def column(self) -> Tensor:
         """The row of ``weight`` that is each target's, (N,); outside of it where another rank has that, or none."""
-        return self.target if self.part is None else self.target - self.part.start
+        if self.part is None:
+            return self.target
+        return self.target - (self.part.start if self.part.rows else self.part.total)  # The masked row is no class.
 
     @property
     def all_classes(self) -> int:
