@@ -86,6 +86,20 @@ def test_every_dtype(pool: Pool, dtype: torch.dtype, chunks: dict[str, Any]) -> 
     ])  # fmt: skip
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "chunked", "auto"])
+@pytest.mark.parametrize("chunks", [{"n": 150}, CHUNKS_OF_ROWS, TILES], ids=str)
+def test_ranks_that_share_a_gpu(pool: Pool, impl: str, chunks: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda", "impl": impl, **chunks}
+    operands: list[dict[str, Any]] = [{}, {"bias": True}, {"bias": True, "weighted": True, "masked": 0.3}]
+    options: list[dict[str, Any]] = [{}, {"label_smoothing": 0.1}, {"softcap": 3.0, "z_loss": 0.01}]
+    shares = [
+        Share((100, 0, 111), operands=some, options=each | {"reduction": reduction}, **how)
+        for some, each, reduction in product(operands, options, ("mean", "none"))
+    ]
+    check(pool, [*shares, Share(function="log_prob", options={"temperature": 0.7}, **how)])
+
+
 def likeliest(sizes: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
     """Return the likeliest classes on this rank, of matrices of small integers, so that many logits are equal."""
     generator = torch.Generator().manual_seed(5)
