@@ -101,7 +101,7 @@ def test_kernels(pool: Pool) -> None:
     """Also with rows whose target is so unlikely that they are computed again, by another rank than the target's."""
     check(
         pool,
-        shared(20, 16, 90, (40, 50), bias=True, scale=30.0),
+        shared(20, 16, 90, (40, 50), bias=True, scale=100.0),
         shared(20, 8, 37, (37, 0), prior=True, softcap=1.5, scale_of_logits=0.6, z_loss=True),
     )
 
