@@ -110,18 +110,21 @@ class RowPart:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up what the ranks have, in place, and return it; ``tensor`` is contiguous."""
-        dist.all_reduce(tensor, group=self.group)
+        if tensor.numel():
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def max_(self, tensor: Tensor) -> Tensor:
         """Take the largest of what the ranks have, in place, and return it; ``tensor`` is contiguous."""
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        if tensor.numel():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return what each rank has, in the order of their rows."""
         found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(found, tensor.contiguous(), group=self.group)
+        if tensor.numel():
+            dist.all_gather(found, tensor.contiguous(), group=self.group)
         return found
 
     @contextmanager

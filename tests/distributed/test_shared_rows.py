@@ -56,6 +56,7 @@ def test_losses(pool: Pool) -> None:
         Share((100, 0, 111), function="log_prob", operands=many | {"weighted": False}, options={"entropy": True}),
         Share(function="log_prob", options={"entropy": True, "softcap": 3.0}, **TILES),
         Share(function="log_prob", dtype=torch.bfloat16, options={"entropy": True}),
+        Share(dtype=torch.float32, autocast=True, operands={"bias": True}, options={"label_smoothing": 0.1}),
     ])  # fmt: skip
 
 
