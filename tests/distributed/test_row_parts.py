@@ -77,6 +77,7 @@ def refusals() -> dict[str, str]:
         "k": lambda: linear_topk(h, w, 12, rows=rows),
         "reference": lambda: loss(impl="reference"),
         "transform": lambda: torch.func.grad(loss)(h),
+        "meta": lambda: loss(h.to("meta")),
         "no part": lambda: loss(rows=3),
         "placed": lambda: loss(w=placed),
         "parts": lambda: RowPart.of(wide[0]),
@@ -103,6 +104,7 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "reference": 'ValueError: impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or '
         '"triton"',
         "transform": "RuntimeError: a matrix whose rows are shared among ranks cannot go through torch.func",
+        "meta": "RuntimeError: a matrix whose rows are shared among ranks cannot go through torch.func",
         "no part": "TypeError: rows must be a RowPart, as RowPart.of(weight) gives it, got int",
         "placed": "TypeError: with rows=, pass the rows of this rank, weight.to_local(), and no DTensor",
         "parts": f"{matrices}, got (3, 5), (3, 6)",
@@ -121,7 +123,7 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
     other = "RuntimeError: another rank that shares the rows has refused its arguments; its error says why"
     assert first["rows of the second"] == first["dtype of the second"] == other
     assert second["rows of the second"] == (
-        "ValueError: linear_weight must have the 5 rows of this rank, classes 6 to 10, got shape (4, 4)"
+        "ValueError: linear_weight must have the 5 rows of this rank, from class 6 on, got shape (4, 4)"
     )
     assert second["dtype of the second"].startswith("TypeError: linear_weight must have the dtype of input")
 

@@ -82,27 +82,25 @@ def agreement(rows: Any, like: Any) -> AbstractContextManager[list[Any]]:
         return nullcontext([])
     if not isinstance(rows, RowPart):
         raise TypeError(f"rows must be a RowPart, as RowPart.of(weight) gives it, got {type(rows).__name__}")
+    if isinstance(like, Tensor) and must_be_traced(like):
+        raise RuntimeError(
+            "a matrix whose rows are shared among ranks cannot go through torch.func, forward-mode differentiation, "
+            "torch.export or tensors without values"
+        )
     return rows.agreement(like)
 
 
 def check_part(rows: RowPart, impl: str, linear_weight: Any, *others: Any) -> None:
     """Check that ``linear_weight`` has the rows that this rank is to have, and that an engine can exchange the rest."""
-    tensors = [each for each in (linear_weight, *others) if isinstance(each, Tensor)]
-    for each in tensors:
-        if _torch.is_sharded(each):
-            raise TypeError("with rows=, pass the rows of this rank, weight.to_local(), and no DTensor")
+    if any(isinstance(each, Tensor) and _torch.is_sharded(each) for each in (linear_weight, *others)):
+        raise TypeError("with rows=, pass the rows of this rank, weight.to_local(), and no DTensor")
     if isinstance(linear_weight, Tensor) and linear_weight.dim() == 2 and linear_weight.shape[0] != rows.rows:
         raise ValueError(
-            f"linear_weight must have the {rows.rows} rows of this rank, classes {rows.start} to {rows.stop - 1}, got "
-            f"shape {tuple(linear_weight.shape)}"
+            f"linear_weight must have the {rows.rows} rows of this rank, from class {rows.start} on, got shape "
+            f"{tuple(linear_weight.shape)}"
         )
     if impl == "reference":
         raise ValueError('impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or "triton"')
-    if must_be_traced(*tensors):
-        raise RuntimeError(
-            "a matrix whose rows are shared among ranks cannot go through torch.func, forward-mode differentiation, "
-            "torch.export or tensors without values"
-        )
 
 
 def must_be_traced(*tensors: Tensor) -> bool:
