@@ -22,10 +22,10 @@ def facts(part: RowPart) -> tuple[int, ...]:
     return part.start, part.rows, part.total, part.largest, dist.get_world_size(part.group)
 
 
-def parts() -> list[Any]:
-    """Return the parts of five rows over two ranks, in two such groups, however they are laid out."""
+def parts(shape: tuple[int, int]) -> list[Any]:
+    """Return this rank's part of five rows on a mesh of this shape, however they are laid out."""
     whole = torch.arange(10.0).reshape(5, 2)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "rows"))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("batch", "rows"))
     placed = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
     by_both = distribute_tensor(whole, mesh, [Shard(0), Shard(0)])
     plain = placed.to_local()
@@ -34,11 +34,13 @@ def parts() -> list[Any]:
     return [*map(facts, found), facts(RowPart.of(torch.zeros(dist.get_rank(), 3)))]
 
 
-def test_parts_of_a_mesh_of_a_group_and_of_all_ranks(pool: Pool) -> None:
-    found = pool.run(4, parts)
-    for rank, mine in enumerate(found):
-        assert mine[:3] == [(0, 3, 5, 3, 2) if rank % 2 == 0 else (3, 2, 5, 3, 2)] * 3
-        assert mine[3] == ([0, 0, 1, 3][rank], rank, 6, 3, 4)
+@pytest.mark.parametrize("shape", [(1, 3), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
+def test_parts_of_a_mesh_of_a_group_and_of_all_ranks(pool: Pool, shape: tuple[int, int]) -> None:
+    ranks = shape[0] * shape[1]
+    expected = {2: [(0, 3, 5, 3, 2), (3, 2, 5, 3, 2)], 3: [(0, 2, 5, 2, 3), (2, 2, 5, 2, 3), (4, 1, 5, 2, 3)]}[shape[1]]
+    for rank, mine in enumerate(pool.run(ranks, parts, shape)):
+        assert mine[:3] == [expected[rank % shape[1]]] * 3
+        assert mine[3] == (sum(range(rank)), rank, sum(range(ranks)), ranks - 1, ranks)
 
 
 def message(call: Callable[[], Any]) -> str:
