@@ -61,8 +61,15 @@ def test_losses(pool: Pool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(106, 105), (71, 70, 70), (53, 53, 53, 52), (0, 100, 111, 0), (5, 0)], ids=str)
-@pytest.mark.parametrize("chunks", [{}, CHUNKS_OF_ROWS, TILES, {"n": 0}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "chunks"),
+    [
+        *product([(106, 105), (71, 70, 70), (53, 53, 53, 52), (0, 100, 111, 0)], [CHUNKS_OF_ROWS, TILES]),
+        ((5, 0), {}),
+        ((71, 70, 70), {"n": 0}),
+    ],
+    ids=str,
+)
 def test_every_loss(pool: Pool, sizes: tuple[int, ...], chunks: dict[str, Any]) -> None:
     shares = [
         Share(sizes, operands=operands, tokens=tokens, options=options | {"reduction": reduction}, **chunks)

@@ -131,7 +131,13 @@ def check_targets(target: Tensor, options: Options, classes: int) -> None:
     """Check that every target that counts is a class, and one that is not masked, as far as values can be read."""
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, classes, options.ignore_index)
-    if options.prior is not None and classes > 0:
+    if classes > 0:
+        _check_unmasked(target, options)
+
+
+def _check_unmasked(target: Tensor, options: Options) -> None:
+    """Refuse targets that count and that the prior masks, as far as values can be read."""
+    if options.prior is not None:
         if options.token_weight is not None:
             target = target.masked_fill(options.token_weight.reshape(target.shape) == 0, options.ignore_index)
         checks.check_possible(target, options.prior, options.ignore_index)
@@ -160,15 +166,10 @@ def cross_entropy(
     if (linear_weight.shape[0] if part is None else part.total) == 0:
         checks.check_values(target, 0, options.ignore_index)
         return reference.without_classes(input, linear_weight, linear_bias, options.reduction, zero_if_empty)
-    if options.prior is not None and part is None:
-        check_targets(target, options, linear_weight.shape[0])
-    if (
-        impl == "auto"
-        and copy is None
-        and part is None
-        and _suits_reference(input, linear_weight, linear_bias, workspace)
-    ):
-        impl = "reference"
+    if part is None:
+        _check_unmasked(target, options)
+        if impl == "auto" and copy is None and _suits_reference(input, linear_weight, linear_bias, workspace):
+            impl = "reference"
     if impl == "reference":
         return reference.cross_entropy(input, linear_weight, target, linear_bias, options, zero_if_empty)
     if _torch.is_transforming():
