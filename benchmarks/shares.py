@@ -21,7 +21,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ class Share:
     ranks: int
     classes: int
     ms: float | None = None
-    samples_ms: tuple[float, ...] = ()
+    samples_ms: list[float] = field(default_factory=list)
+    host_ms: float | None = None
+    """The time to launch a step; where it is near ``ms``, the device waits for the host."""
     tflops: float | None = None
     peak_bytes: int | None = None
     reason: str = ""
@@ -98,34 +100,39 @@ def free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether the allocator, the driver or cuBLAS found no memory."""
     told = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in told or "alloc_failed" in told
 
 
-def time_steps(training: Training, seconds: float) -> tuple[float, ...]:
-    """Return the milliseconds of steps over about ``seconds``, after two that compile and allocate."""
+def time_steps(training: Training, seconds: float) -> tuple[list[float], float]:
+    """Return the milliseconds of a step, one number for each burst of steps, and those that the host needs for one.
+
+    Bursts let the host's launches run ahead of the device. About ``seconds`` are spent, after steps that compile.
+    """
     for _ in range(2):
         training.step()
-    cuda = training.device == "cuda"
-
-    def once() -> float:
-        if not cuda:
-            start = time.perf_counter()
+    synchronize(training.device)
+    start = time.perf_counter()
+    training.step()
+    host = time.perf_counter() - start
+    synchronize(training.device)
+    each = time.perf_counter() - start
+    burst = max(1, min(20, round(0.05 / each)))
+    found: list[float] = []
+    while len(found) < 3 or (sum(found) * burst < 1e3 * seconds and len(found) < 50):
+        start = time.perf_counter()
+        for _ in range(burst):
             training.step()
-            return 1e3 * (time.perf_counter() - start)
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        training.step()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last))
-
-    found = [once()]
-    while (sum(found) < 1e3 * seconds and len(found) < 50) or len(found) < 3:
-        found.append(once())
-    return tuple(found)
+        synchronize(training.device)
+        found.append(1e3 * (time.perf_counter() - start) / burst)
+    return found, 1e3 * host
 
 
 def measure_share(ranks: int, total: int, features: int, tokens: int, device: str, seconds: float) -> Share:
@@ -134,7 +141,7 @@ def measure_share(ranks: int, total: int, features: int, tokens: int, device: st
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         training = Training(share.classes, features, tokens, device)
-        share.samples_ms = time_steps(training, seconds)
+        share.samples_ms, share.host_ms = time_steps(training, seconds)
         share.ms = statistics.median(share.samples_ms)
         share.tflops = 6 * tokens * features * share.classes / share.ms / 1e9
         share.peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else None
@@ -153,8 +160,7 @@ def trains(classes: int, features: int, tokens: int, device: str) -> int | None:
         training = Training(classes, features, tokens, device)
         for _ in range(2):
             training.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         found: int | None = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     except Exception as error:
         if not out_of_memory(error):
@@ -248,14 +254,14 @@ def scaling(shares: list[Share], nbytes: int, links: dict[str, float], latency: 
 
 def print_tables(shares: list[Share], computed: list[dict[str, Any]]) -> None:
     print("measured: one rank's compute (loss, backward, OnePassAdam, write)")
-    print(f"{'ranks':>6} {'classes':>12} {'ms':>10} {'eq TFLOP/s':>11} {'peak GiB':>9}")
+    print(f"{'ranks':>6} {'classes':>12} {'ms':>10} {'eq TFLOP/s':>11} {'host ms':>8} {'peak GiB':>9}")
     for share in shares:
         row = f"{share.ranks:6} {share.classes:12,}"
         if share.ms is None:
             print(f"{row} {share.reason}")
             continue
         memory = "-" if share.peak_bytes is None else f"{share.peak_bytes / GIB:.1f}"
-        print(f"{row} {share.ms:10.3f} {share.tflops:11.4g} {memory:>9}")
+        print(f"{row} {share.ms:10.3f} {share.tflops:11.4g} {share.host_ms:8.2f} {memory:>9}")
     print("computed: the exchange, and the step with it (speed-up over one rank)")
     print(f"{'ranks':>6}  {'link':<22} {'exchange ms':>12} {'step ms':>10} {'speed-up':>9} {'efficiency':>10}")
     for row_of in computed:
