@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,10 @@ from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid, several_steps
+from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid
+from hebbian_softmax.memory.further import Steps, further_steps
 from hebbian_softmax.memory.history import Memory, Timeline
+from hebbian_softmax.memory.products import product_dtype
 
 CLOSE = 2**-7
 """Squared distances below this part of the squared norms are computed again from the differences."""
@@ -201,7 +202,8 @@ class MbPA(Memory):
             checks.check_classes("targets", labels, weight.shape[0])
         checks.check_classes("the stored targets, with weight", self._history.window(streams)[1], weight.shape[0])
         dtype = wide(streams.dtype)
-        return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+        bias = None if bias is None else bias.detach().to(dtype)
+        return Layer(weight.detach().to(dtype), bias, product_dtype(streams.dtype, streams.device))
 
     def _finite(self, result: Tensor) -> Tensor:
         """Return the result if it is no NaN, which a mixture would take for an empty memory."""
@@ -276,13 +278,8 @@ class MbPA(Memory):
             for tile, logits in one_step(layer, near, self.learning_rate, width):
                 yield slice(0, n), tile, logits
             return
-        rows = max(1, min(n, room // (4 * size * k * (k + near.keys.shape[1])), room // (8 * size * k * layer.classes)))
-        for low in range(0, n, rows):
-            part = slice(low, min(low + rows, n))
-            some = replace(near, queries=near.queries[part], indices=near.indices[part], weights=near.weights[part])
-            width = max(1, room // (8 * size * rows * k))
-            for tile, logits in several_steps(layer, some, self.learning_rate, self.l2, self.steps, width):
-                yield part, tile, logits
+        steps = Steps(self.steps, self.learning_rate, self.l2)
+        yield from further_steps(layer, near, steps, room)
 
     def _target_log_prob(self, layer: Layer, near: Neighbours, targets: Tensor, room: int) -> Tensor:
         """Return log p of the targets (Q,) under θ̃."""
