@@ -175,7 +175,7 @@ class MbPA(Memory):
                 else:
                     found = self._grid_log_prob(layer, nears, rates, wanted, room)
                 result[:, :, stream, first - timeline.start : last - timeline.start] = found
-        self._finite(result)
+        self._finite(result, rates if learning_rates is not None else ())
         self._history.append(streams, labels)
         result = result.reshape(*result.shape[:2], *targets.shape)
         if learning_rates is None:
@@ -205,12 +205,20 @@ class MbPA(Memory):
         bias = None if bias is None else bias.detach().to(dtype)
         return Layer(weight.detach().to(dtype), bias, product_dtype(streams.dtype, streams.device))
 
-    def _finite(self, result: Tensor) -> Tensor:
-        """Return the result if it is no NaN, which a mixture would take for an empty memory."""
-        if bool(result.isnan().any()):
+    def _finite(self, result: Tensor, rates: Sequence[float] = ()) -> Tensor:
+        """Return the result if it is no NaN, which a mixture would take for an empty memory.
+
+        ``rates`` are the α of a sweep, whose results are (..., len(rates), streams, T).
+        """
+        wrong = result.isnan()
+        if bool(wrong.any()):
+            cause = f"learning_rate={self.learning_rate:g}, l2={self.l2:g}, steps={self.steps} make them overflow"
+            if rates:
+                named = [rate for rate, each in zip(rates, wrong.unbind(-3), strict=True) if bool(each.any())]
+                cause = f"the learning_rates {named} make them overflow: leave these out"
             raise ValueError(
                 f"the logits of the adapted layer must be finite in {result.dtype}, but weight and bias hold NaN or "
-                f"inf, or learning_rate={self.learning_rate:g}, l2={self.l2:g}, steps={self.steps} make them overflow"
+                f"inf, or {cause}"
             )
         return result
 
