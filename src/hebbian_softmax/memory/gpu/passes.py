@@ -113,7 +113,8 @@ def row_errors(
     inside = column < width
     model_ptr += tl.load(index_ptr + row) * width
     z = _logits(model_ptr + column, change_ptr + row * width + column, inside, CHANGED)
-    error = (column == tl.load(column_ptr + row)).to(tl.float32) - tl.exp(z - tl.load(normaliser_ptr + row))
+    own = tl.load(column_ptr + row).to(tl.int32)
+    error = (column == own).to(tl.float32) - tl.exp(z - tl.load(normaliser_ptr + row))
     tl.store(result_ptr + row * width + column, error.to(result_ptr.dtype.element_ty), inside)
 
 
@@ -134,7 +135,7 @@ def column_errors(
         at = tl.load(index_ptr + row, is_row, other=0) * width
         weight = tl.load(weight_ptr + row, is_row, other=0.0)
         normaliser = tl.load(normaliser_ptr + row, is_row, other=0.0)
-        own = tl.load(column_ptr + row, is_row, other=-1)
+        own = tl.load(column_ptr + row, is_row, other=-1).to(tl.int32)
         inside = is_row[:, None] & (column < width)[None, :]
         z = _logits(
             model_ptr + at[:, None] + column[None, :],
