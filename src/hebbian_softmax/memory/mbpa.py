@@ -35,11 +35,13 @@ class MbPA(Memory):
     of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} - p_k(v))`, which one
     matrix product computes for many queries (:mod:`hebbian_softmax.memory.adaptation`). The L2 term is zero at the
     first step. Each further step needs new softmaxes of the K neighbours for each query: two steps take about 2K²V
-    operations for each query, and 4K²V where a few K × V matrices do not fit in the workspace. While nothing is stored,
-    θ̃ = θ.
+    operations for each query, and 4K²V where a few K × V matrices do not fit in the workspace
+    (:mod:`hebbian_softmax.memory.further`). While nothing is stored, θ̃ = θ.
 
     Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`. ``weight`` (V, d) and ``bias`` (V,) have the
-    dtype of the activations; a layer below float32 is converted to float32 once in each call.
+    dtype of the activations; a layer below float32 is converted to float32 once in each call. Products of float32 are
+    as precise as ``torch.set_float32_matmul_precision`` says. On a GPU, further steps multiply in bfloat16 and sum in
+    float32 if that is ``medium`` or the activations are in half precision.
 
     Args:
         memory_size: n, the number of entries that each stream keeps.

@@ -31,7 +31,7 @@ class Moved:
 
     def logits(self) -> Tensor:
         """Return the sum, (R, K, tile)."""
-        gathered = self.model.index_select(0, self.indices.flatten()).unflatten(0, self.indices.shape)
+        gathered = self.model.index_select(0, self.indices.flatten()).reshape(*self.indices.shape, -1)
         return gathered if self.change is None else gathered.add_(self.change)
 
 
