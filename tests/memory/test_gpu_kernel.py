@@ -242,6 +242,7 @@ def test_it_is_repeatable_when_many_programs_run() -> None:
     check(first, h, targets, 5000)
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """This needs no GPU, but a process of its own, because Triton may be interpreted in this one."""
     compile_apart("memory/compile_kernels.py", tmp_path)
