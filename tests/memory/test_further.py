@@ -18,7 +18,7 @@ from hebbian_softmax.memory.mbpa import nearest
 from hebbian_softmax.memory.passes import Moved
 from hebbian_softmax.memory.products import product_dtype, wide_bmm
 from tests.closeness import assert_as_close, assert_exact
-from tests.interpreter import interpreted, quiet
+from tests.interpreter import interpreted, quiet, recorded_launches
 from tests.memory.oracles import mbpa_distribution, mbpa_log_prob, stream
 from tests.operations import Watch
 
@@ -47,10 +47,10 @@ def near_of(layer: Layer, queries: Tensor, keys: Tensor, labels: Tensor, k: int,
     return Neighbours(queries, keys, labels, normalisers, indices, weights / weights.sum(1, keepdim=True))
 
 
-@pytest.mark.parametrize("steps", [2, 3, 5])
+@pytest.mark.parametrize("steps", [2, 4])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("width", "at_once"), [(48, 9), (48, 2), (16, 1), (32, 4)])
-@pytest.mark.parametrize(("stored", "k"), [(20, 6), (8, 8), (1, 1)])
+@pytest.mark.parametrize(("width", "at_once"), [(48, 9), (48, 2), (16, 1)])
+@pytest.mark.parametrize(("stored", "k"), [(20, 6), (8, 8)])
 def test_tiles_and_groups(steps: int, bias: bool, width: int, at_once: int, stored: int, k: int) -> None:
     h, labels = stream(stored + 5, 4, 40, scale=1.5)
     head, mbpa = head_of(4, 40, bias), MbPA(20, k, steps, 0.4, 0.7)
@@ -238,9 +238,9 @@ def test_mbpa_uses_the_kernels(steps: int, workspace: int, device: str, kernels:
     h, targets = stream(6, 4, 20)
     h, head, mbpa = h.float(), head_of(4, 20).float(), MbPA(4, 3, steps)
     operands = (each.to(device) for each in (h, targets, head.weight, head.bias))
-    with kernels_on_cpu(), Watch() as watch:
+    with kernels_on_cpu(), recorded_launches() as launches:
         found = mbpa.sequence_log_prob(*operands, workspace=workspace)
-    assert watch.products
+    assert {"row_log_sum_exp", "row_errors", "column_errors"} <= {launch.kernel for launch in launches}
     expected = mbpa_log_prob(h.double(), targets, head.double(), mbpa)
     assert_exact(found.cpu(), expected, ulps=256)
 
