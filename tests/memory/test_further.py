@@ -203,7 +203,7 @@ def rounded(moved: Moved) -> Moved:
 
 @devices
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize("shape", [(5, 2, 3, 16), (3, 1, 1, 48), (4, 1, 35, 144), (2, 1, 2, 4112)])
+@pytest.mark.parametrize("shape", [(5, 2, 3, 16), (4, 1, 33, 16), (2, 1, 2, 144), (2, 1, 1, 4112)])
 def test_the_kernels_do_what_torch_does(
     shape: tuple[int, int, int, int], changed: bool, device: str, kernels: Any
 ) -> None:

@@ -133,19 +133,15 @@ def adapted_logits(
         for tile in layer.tiles(width):
             model = layer.logits(near.keys, tile, width)
             for group in groups:
-                for _, found in group.changes(model, tile, normalisers, step):
-                    last = found
-                total[group.part] = torch.logaddexp(total[group.part], last)
+                found = group.normalisers_after(step, model, tile, normalisers)
+                total[group.part] = torch.logaddexp(total[group.part], found)
         normalisers.append(total)
     for tile in layer.tiles(width):
         model = layer.logits(near.keys, tile, width)
         logits = layer.logits(near.queries, tile, width)
         _add_first_step(logits, first_step, model, near, tile)
         for group in groups:
-            changes = group.changes(model, tile, normalisers, steps.count - 1)
-            for step, (moved, normaliser) in enumerate(changes, start=2):
-                found = group.passes.weighted_errors(moved, normaliser, shares[group.part])
-                logits[group.part].add_(found.mul_(steps.kept(steps.count - step)))
+            group.add_further_steps(logits[group.part], shares[group.part], model, tile, normalisers)
         yield tile, logits[:, : len(tile)]
 
 
@@ -166,7 +162,20 @@ class _Group:
         self.part = slice(low, low + at_once)
         self.passes = passes_for(layer)
 
-    def changes(
+    def normalisers_after(self, steps: int, model: Tensor, tile: range, normalisers: Sequence[Tensor]) -> Tensor:
+        """Return the log-sum-exp over a tile of the neighbours' logits after so many steps, (R, K)."""
+        *_, found = (own for _, own in self._states(model, tile, normalisers, steps))
+        return found
+
+    def add_further_steps(
+        self, logits: Tensor, shares: Tensor, model: Tensor, tile: range, normalisers: Sequence[Tensor]
+    ) -> None:
+        """Add the changes by all steps after the first to the logits of the queries, (R, tile)."""
+        count = self.steps.count
+        for step, (moved, own) in enumerate(self._states(model, tile, normalisers, count - 1), start=2):
+            logits.add_(self.passes.weighted_errors(moved, own, shares).mul_(self.steps.kept(count - step)))
+
+    def _states(
         self, model: Tensor, tile: range, normalisers: Sequence[Tensor], count: int
     ) -> Iterator[tuple[Moved, Tensor]]:
         """Yield the neighbours' logits in a tile after 1, 2, … ``count`` steps, with their normalisers.
