@@ -24,7 +24,7 @@ from tests.memory.oracles import stream
 from tests.operations import Watch
 
 pytest.importorskip("triton", reason="the kernel needs Triton")
-gpu = pytest.importorskip("hebbian_softmax.memory.gpu")
+gpu = pytest.importorskip("hebbian_softmax.memory.gpu.cache")
 pytestmark = quiet
 THETA = 0.4
 WORKSPACE = 2**30
