@@ -31,7 +31,7 @@ BAD = [
     ({"target": torch.rand(3)}, TypeError, "class indices of an integer dtype, got torch.float32"),
     ({"target": torch.tensor([0, 6, 1])}, IndexError, r"target must be in \[0, 5\] or ignore_index=-100, got 6"),
     ({"target": torch.tensor([0, -1, 1])}, IndexError, "got -1"),
-    ({"weight": torch.rand(5)}, ValueError, r"weight must have shape \(6,\), got \(5,\)"),
+    ({"weight": torch.rand(5)}, ValueError, r"weight must have shape \(6,\), .*got \(5,\)"),
     ({"weight": torch.rand(6).requires_grad_()}, ValueError, "weight must not require a gradient"),
     ({"weight": torch.ones(6, dtype=torch.int64)}, TypeError, "weight must be floating point"),
     ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
@@ -95,7 +95,7 @@ def test_the_layer_refuses_alike(classes: int) -> None:
     for options, error, match in (
         ({"label_smoothing": -0.1}, ValueError, r"label_smoothing must be in \[0, 1\], got -0.1"),
         ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
-        ({"weight": torch.rand(7)}, ValueError, rf"weight must have shape \({classes},\), got \(7,\)"),
+        ({"weight": torch.rand(7)}, ValueError, rf"weight must have shape \({classes},\), .*got \(7,\)"),
         ({"weight": torch.ones(classes, dtype=torch.int64)}, TypeError, "weight must be floating point"),
         ({"weight": torch.rand(classes).requires_grad_()}, ValueError, "weight must not require a gradient"),
     ):
