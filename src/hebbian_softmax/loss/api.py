@@ -20,10 +20,12 @@ _DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
 _IGNORED = -100
 """The ``ignore_index`` of a caller who gives none."""
 
-_TINY = 2**18
+_TINY = 2**16
 """Up to this number of logits, computing all of them at once takes less time than the bookkeeping of tiles."""
-_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 4 * _TINY, 256 * _TINY
+_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 16 * _TINY, 1024 * _TINY
 """Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
+_FEW_ROWS = 16
+"""With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
 
 
 def linear_cross_entropy(
@@ -230,8 +232,9 @@ def _rows(input: Tensor) -> Tensor:
 
 def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
-    logits, size = _rows(input).shape[0] * linear_weight.shape[0], input.element_size()
-    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
+    rows, size = _rows(input).shape[0], input.element_size()
+    logits = rows * linear_weight.shape[0]
+    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
 
 
