@@ -78,7 +78,7 @@ def linear_cross_entropy(
             the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
             differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
-            default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
+            default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
             copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
             half precision that is added up over several tiles.
