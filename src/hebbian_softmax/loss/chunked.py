@@ -24,7 +24,7 @@ from torch import Tensor
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
-_LEAST_WORKSPACE = 2**21
+_LEAST_WORKSPACE = 2**23
 """Bytes on a CPU that are not worth saving."""
 _LEAST_LOG = -1e4
 """Below this, exp is 0 in every dtype."""
