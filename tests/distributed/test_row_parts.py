@@ -100,8 +100,8 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "no class": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
         "no class of log_prob": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
         "masked": "ValueError: target must not be a class that prior masks with -inf, got 5",
-        "prior": "ValueError: prior must have shape (11,) for the classes of all ranks, got (6,)",
-        "weight": "ValueError: weight must have shape (11,) for the classes of all ranks, got (5,)",
+        "prior": "ValueError: prior must have shape (11,), one number for each class of all ranks, got (6,)",
+        "weight": "ValueError: weight must have shape (11,), one number for each class of all ranks, got (5,)",
         "k": "ValueError: k must be at most the number of classes, 11, got 12",
         "reference": 'ValueError: impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or '
         '"triton"',

@@ -21,10 +21,12 @@ _DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
 _IGNORED = -100
 """The ``ignore_index`` of a caller who gives none."""
 
-_TINY = 2**18
+_TINY = 2**16
 """Up to this number of logits, computing all of them at once takes less time than the bookkeeping of tiles."""
-_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 4 * _TINY, 256 * _TINY
+_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 16 * _TINY, 1024 * _TINY
 """Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
+_FEW_ROWS = 16
+"""With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
 
 
 @outside_of_graphs
@@ -79,7 +81,7 @@ def linear_cross_entropy(
             the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
             differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
-            default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
+            default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
             copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
             half precision that is added up over several tiles.
@@ -270,6 +272,7 @@ def _suits_reference(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
-    logits, size = _rows(input).shape[0] * linear_weight.shape[0], input.element_size()
-    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
+    rows, size = _rows(input).shape[0], input.element_size()
+    logits = rows * linear_weight.shape[0]
+    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
