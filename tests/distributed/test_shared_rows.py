@@ -180,14 +180,6 @@ def exchanges(share: Share) -> list[tuple[str, torch.dtype, int]]:
     return found
 
 
-def top_exchanges(k: int) -> list[tuple[str, torch.dtype, int]]:
-    w = torch.ones((4, 6)[dist.get_rank()], 8)
-    rows = RowPart.of(w)
-    with counted_exchanges() as found:
-        linear_topk(torch.ones(13, 8), w, k, rows=rows)
-    return found
-
-
 @pytest.mark.parametrize("chunks", [{}, pytest.param(CHUNKS_OF_ROWS, marks=pytest.mark.slow), TILES], ids=str)
 def test_what_crosses_the_wire(pool: Pool, chunks: dict[str, Any]) -> None:
     """The formula of docs/distributed.md."""
@@ -206,3 +198,19 @@ def test_what_crosses_the_wire(pool: Pool, chunks: dict[str, Any]) -> None:
                 total[dtype] += count
             assert total == {torch.int64: 2, numbers: expected}
             assert [each for each in found if each[2] == n * d] == [("all_reduce", numbers, n * d)]
+
+
+def exchanges_of_topk(k: int) -> list[tuple[str, torch.dtype, int]]:
+    w = torch.ones((4, 6)[dist.get_rank()], 8)
+    rows = RowPart.of(w)
+    with counted_exchanges() as found:
+        linear_topk(torch.ones(13, 8), w, k, rows=rows)
+    return found
+
+
+@pytest.mark.parametrize(("k", "given"), [(3, 3), (5, 5), pytest.param(10, 6, marks=pytest.mark.slow)])
+def test_what_crosses_the_wire_for_the_likeliest(pool: Pool, k: int, given: int) -> None:
+    """The largest part has six rows, and no rank gives more."""
+    for found in pool.run(2, exchanges_of_topk, k):
+        gathered = [("all_gather", torch.float32, 13 * given), ("all_gather", torch.int64, 13 * given)]
+        assert found == [("all_reduce", torch.int64, 2), *gathered]
