@@ -87,6 +87,10 @@ def refusals() -> dict[str, str]:
         "columns": lambda: RowPart.of(distribute_tensor(whole, mesh, [Shard(1), Replicate()])),
         "replicated": lambda: RowPart.of(distribute_tensor(whole, mesh, [Replicate(), Replicate()])),
         "both": lambda: RowPart.of(placed, dist.group.WORLD),
+        "no tensor": lambda: RowPart.of([[1.0]]),  # type: ignore[arg-type]
+        "no group": lambda: RowPart.of(w, 3),  # type: ignore[arg-type]
+        "no mesh": lambda: RowPart.of(w, mesh_dim="rows"),
+        "no dimension": lambda: RowPart.of(placed, mesh_dim="rows"),
         "none": loss,
     }
     return {name: message(call) for name, call in calls.items()}
@@ -114,6 +118,10 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "columns": "ValueError: the ranks that share the rows hold them as Shard(dim=0), got",
         "replicated": "ValueError: mesh_dim must say which ranks share the rows of a weight laid out as",
         "both": "ValueError: group is for plain tensors; the ranks that share a DTensor are those of its mesh",
+        "no tensor": "TypeError: weight must be a tensor with the rows of this rank, got list",
+        "no group": "ValueError: group must be a process group with this rank",
+        "no mesh": "ValueError: mesh_dim is for DTensors, got 'rows' with a Tensor",
+        "no dimension": "ValueError: mesh_dim must be a dimension of the mesh, range(0, 2), got 'rows'",
         "batch of the second": "RuntimeError: the ranks that share the rows must be given inputs of the same shape and "
         "the same options; this one has",
         "none": "no error",
