@@ -7,6 +7,7 @@ from hebbian_softmax.loss import linear_cross_entropy, linear_log_prob, linear_t
 from hebbian_softmax.memory import MbPA, NeuralCache
 from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftmax
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
+from hebbian_softmax.rows import RowPart
 from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "OnePassAdam",
     "OnePassRMSprop",
     "PaperRate",
+    "RowPart",
     "SparseSoftmax",
     "linear_cross_entropy",
     "linear_log_prob",

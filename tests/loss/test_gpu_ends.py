@@ -72,9 +72,8 @@ def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -
         assert torch.equal(each, right)
 
 
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("--options",), marks=pytest.mark.slow)], ids=["plain", "options"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--options",), ("--options", "--shared")], ids=["plain", "options", "shared"])
 def test_the_kernels_compile_for_a_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     """This needs no GPU, but a process of its own, because Triton may be interpreted in this one."""
     compile_apart("loss/compile_kernels.py", tmp_path, *options)
