@@ -68,6 +68,9 @@ def test_the_summary_says_who_wins_and_who_loses() -> None:
         "against plain softmax; the rule loses 9.5 ± 0.7 against plain softmax and loses 0.3 ± 1.0 (not in all seeds) "
         "on top of balanced softmax."
     )
+    tied = outcome_with(plain=[70.0, 70.0], balanced=[70.0 + 1e-12, 71.0], rule=[70.0, 70.0], both=[70.0, 70.0])
+    assert [row[-1] for row in tables_of(tied)[0].rows] == [None, "1 of 2", "0 of 2", "0 of 2"]
+    assert "Balanced softmax gains 0.5 ± 0.7 (not in all seeds)" in summarize(tied)
     table, tuning = tables_of(outcome)
     assert [row[-1] for row in table.rows] == [None, "2 of 2", "0 of 2", "2 of 2"]
     assert [row[-1] for row in tuning.rows] == ["chosen"] * 4

@@ -216,9 +216,9 @@ class Outcome:
         return [100 * record[group] for record in self.final[kind]]
 
     def against(self, kind: str, other: str, group: str = "all") -> list[float]:
-        """Return the differences to another method, seed by seed."""
+        """Return the differences to another method, seed by seed; equal shares of right answers give 0."""
         pairs = zip(self.accuracies(kind, group), self.accuracies(other, group), strict=True)
-        return [mine - theirs for mine, theirs in pairs]
+        return [round(mine - theirs, 9) for mine, theirs in pairs]
 
 
 def experiment(tail: Tail, settings: Settings, trials: Trials) -> Outcome:
