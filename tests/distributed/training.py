@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,7 +50,7 @@ class Setup:
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
         if self.optimizer == "one-pass" and dist.is_initialized():
-            head = None if isinstance(model.head.weight, DTensor) else model.head
+            head = None if isinstance(model.head, FSDPModule) or isinstance(model, FSDPModule) else model.head
             return OnePassAdam(model.parameters(), lr=0.05, head=head)
         if self.optimizer == "spread" and dist.is_initialized():
             with warnings.catch_warnings():
@@ -173,9 +173,12 @@ class Training:
 
     def finish_step(self) -> None:
         if self.setup.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.clip)
+            self.clip(self.setup.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.setup.set_to_none)
+
+    def clip(self, norm: float) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def run(self, steps: list[Step]) -> dict[str, Tensor]:
         """Train, and return the state; alone, all micro-batches and ranks of a step are one batch."""
@@ -221,12 +224,14 @@ def whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor.cpu().clone()
+    if tensor.device.type == "cpu":
+        return tensor.full_tensor()
     shards: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shards, tensor.to_local().cpu())  # full_tensor() crashes over gloo on a GPU
     return torch.cat(shards)
 
 
-def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
+def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor], tolerance: float = 1e-6) -> None:
     """Check that every rank equals one process, counts exactly, and that ranks equal each other bit for bit.
 
     Trainings are in float64 unless a test says otherwise, so 1e-6 lies far above rounding and far below an error.
@@ -235,7 +240,7 @@ def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> Non
         assert values.keys() == alone.keys()
         for name, expected in alone.items():
             assert torch.equal(values[name], ranks[0][name]), f"{name} of rank {rank} differs from rank 0"
-            tolerance = 1e-6 if expected.is_floating_point() else 0
+            allowed = tolerance if expected.is_floating_point() else 0
             torch.testing.assert_close(
-                values[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+                values[name], expected, rtol=0, atol=allowed, msg=lambda text, name=name: f"{name}: {text}"
             )
