@@ -123,7 +123,7 @@ def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     shape = torch.Size((*part.shape[:-1], weight.shape[0]))
     stride = torch.empty(shape, device="meta").stride()
     placed = DTensor.from_local(part, mesh, [Shard(part.dim() - 1)], run_check=False, shape=shape, stride=stride)
-    return placed.full_tensor()
+    return placed.full_tensor().clone()  # a view would lose FSDP's hooks when it is changed in place
 
 
 def dropout(head: HebbianSoftmax, h: Tensor) -> Tensor:
