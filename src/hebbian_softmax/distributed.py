@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 
+_NOT_IN_DDP = 'wrap only the rest of the model in DDP, and use fully_shard(head, mesh=mesh["batch"]) for the head'
+
+
 def prepare_fsdp(head: HebbianSoftmax) -> None:
     """Let ``head.loss`` gather the sharded rows: call after ``fully_shard(head)``, before ``head.attach``.
 
@@ -60,6 +63,11 @@ def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
     for module in sharders:
         module.reshard()  # a forward without backward leaves a gathered copy of the rows in place of the shard
     weight = check_weight(head)
+    if head.row_mesh is not None and not is_sharded(weight):
+        raise ValueError(
+            "weight was replaced by a plain tensor after shard_rows, as DistributedDataParallel with device_mesh= and "
+            f"load_state_dict with assign=True do it; {_NOT_IN_DDP}, and load without assign"
+        )
     if weight.shape != (head.num_classes, head.in_features):
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; tied to this head it must have "
@@ -67,12 +75,6 @@ def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
         )
     if is_sharded(weight):
         _check_sharding(head, weight, by_fsdp=bool(sharders))
-    elif head.row_mesh is not None:
-        raise ValueError(
-            "weight is a plain tensor, but shard_rows(head, mesh) has made it a DTensor: DistributedDataParallel with "
-            "device_mesh= and load_state_dict with assign=True replace it. Use fully_shard(head, mesh=...) in place of "
-            "DDP for the head, and load without assign"
-        )
     return weight
 
 
@@ -144,6 +146,8 @@ def own_rows(weight: DTensor) -> tuple[Tensor, int]:
 
 def check_group(head: HebbianSoftmax, weight: Tensor, process_group: dist.ProcessGroup | None) -> None:
     """Refuse a group that this rank, or a shard of the rows, is not part of; say where a group is needed."""
+    if head.row_mesh is not None and wrapped_by_ddp(weight):
+        raise ValueError(f"the head is inside DistributedDataParallel, which does not take DTensors; {_NOT_IN_DDP}")
     if process_group is None:
         _check_alone(head, weight)
         return
