@@ -10,7 +10,7 @@ import sys
 import torch
 
 from hebbian_softmax.loss.gpu import ends, engine
-from hebbian_softmax.loss.problem import Needs, Problem
+from hebbian_softmax.loss.problem import Needs, Problem, Scales
 from tests.compiling import compile_for_hopper
 
 KERNELS = "column_sums finish_input multiply_kernel prepare_kernel scores set_targets settle target_logits"
@@ -25,8 +25,8 @@ def main() -> None:
         square = None
         if "--options" in sys.argv:
             problem, square = Problem(h, w, bias, target, torch.empty(301), 0.5, 30.0), scale
-        terms, _ = engine.row_terms_and_gradients(problem, scale, scale, needs, 10**9, square_scale=square)
-        engine.gradients(problem, terms, scale, scale, needs, 10**9)
+        terms, _ = engine.row_terms_and_gradients(problem, Scales(scale, scale, square=square), needs, 10**9)
+        engine.gradients(problem, terms, Scales(scale, scale), needs, 10**9)
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
     assert sorted(set(compiled)) == KERNELS.split(), f"compiled {sorted(set(compiled))}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hebbian_softmax import linear_cross_entropy, linear_log_prob, linear_topk
 from hebbian_softmax.loss import chunked
-from hebbian_softmax.loss.problem import Needs, Problem
+from hebbian_softmax.loss.problem import Needs, Problem, Scales
 from tests.closeness import assert_exact
 from tests.interpreter import interpreted_or_on_gpu
 
@@ -111,13 +111,13 @@ def test_the_kernels_agree(biases: list[Tensor]) -> None:
 
 
 def one_pass(engine, problem: Problem, scale: Tensor, needs: Needs) -> list[Tensor]:
-    terms, gradients = engine.row_terms_and_gradients(problem, scale, scale, needs, 2**30)
+    terms, gradients = engine.row_terms_and_gradients(problem, Scales(scale, scale), needs, 2**30)
     return [each for each in (*vars(terms).values(), *vars(gradients).values()) if each is not None]
 
 
 def two_passes(engine, problem: Problem, scale: Tensor, needs: Needs) -> list[Tensor]:
     terms = engine.row_terms(problem, 2**30)
-    gradients = engine.gradients(problem, terms, scale, scale, needs, 2**30)
+    gradients = engine.gradients(problem, terms, Scales(scale, scale), needs, 2**30)
     return [each for each in (*vars(terms).values(), *vars(gradients).values()) if each is not None]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hebbian_softmax._triton import is_hopper
 from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.gpu.schedule import Schedule
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 from tests.interpreter import interpreted_or_on_gpu, recorded_launches
 from tests.operations import Watch
 
@@ -65,7 +65,7 @@ def chunked_in(
     same = replace(problem, input=problem.input.to(dtype), weight=problem.weight.to(dtype), bias=bias, prior=prior)
     needs = Needs(dtype, dtype, None if bias is None else dtype)
     square = None if square is None else square.to(dtype)
-    return chunked.row_terms_and_gradients(same, a.to(dtype), b.to(dtype), needs, LARGE, square_scale=square)
+    return chunked.row_terms_and_gradients(same, Scales(a.to(dtype), b.to(dtype), square=square), needs, LARGE)
 
 
 def check(
@@ -112,10 +112,10 @@ def both_schedules(
     """Return what the engine finds in one pass, and in two passes with chunks of classes."""
     needs = Needs(DTYPE, torch.float32, None if problem.bias is None else torch.float32)
     terms = engine.row_terms(problem, workspace)
-    total = add_square(a, b, square, terms.normaliser)
+    scales = Scales(a, b, square=square)
     return [
-        engine.row_terms_and_gradients(problem, a, b, needs, workspace, square_scale=square),
-        (terms, engine.gradients(problem, terms, total, b, needs, workspace)),
+        engine.row_terms_and_gradients(problem, scales, needs, workspace),
+        (terms, engine.gradients(problem, terms, scales, needs, workspace)),
     ]
 
 
@@ -201,7 +201,9 @@ def test_many_chunks_of_rows() -> None:
     problem, a = make(257, 8, 100)
     needs = Needs(DTYPE, torch.float32, None)
     with recorded_launches() as launches:
-        found = engine.row_terms_and_gradients(problem, a, a, needs, LARGE, Schedule(rows=128, classes=100, splits=1))
+        found = engine.row_terms_and_gradients(
+            problem, Scales(a, a), needs, LARGE, Schedule(rows=128, classes=100, splits=1)
+        )
     assert sum(each.kernel == "settle" for each in launches) == 3
     check(problem, a, a, found)
 
@@ -213,7 +215,7 @@ def test_every_class_of_every_chunk_is_in_the_gradient_of_the_input() -> None:
     workspace = 13_000 * 128 * problem.input.element_size()
     terms = chunked_in(torch.float32, problem, a, a)[0]
     with recorded_launches() as launches:
-        found = engine.gradients(problem, terms, a, a, needs, workspace)
+        found = engine.gradients(problem, terms, Scales(a, a), needs, workspace)
     assert sum(each.kernel == "scores" for each in launches) == 2
     check(problem, a, a, (terms, found))
 
@@ -276,9 +278,9 @@ def test_only_what_is_needed(wanted: str) -> None:
     problem, a = make(30, 16, 90, bias=True)
     needs = replace(Needs(None, None, None), **{wanted: torch.float32})
     with Watch() as one_pass, recorded_launches() as launches:
-        terms, gradients = engine.row_terms_and_gradients(problem, a, a, needs, LARGE)
+        terms, gradients = engine.row_terms_and_gradients(problem, Scales(a, a), needs, LARGE)
     with Watch() as again:
-        second = engine.gradients(problem, terms, a, a, needs, LARGE)
+        second = engine.gradients(problem, terms, Scales(a, a), needs, LARGE)
     for each, watch in ((gradients, one_pass), (second, again)):
         for name in ("input", "weight", "bias"):
             assert (getattr(each, name) is not None) == (name == wanted)
@@ -296,7 +298,7 @@ def test_a_frozen_head_computes_its_logits_once_in_little_memory() -> None:
     workspace = 200 * problem.input.element_size() * 320
     assert Schedule.of_rows(problem, Needs(DTYPE, torch.float32, None), workspace, processors=132) is None
     with recorded_launches(run=False) as launches:
-        engine.row_terms_and_gradients(problem, a, a, Needs(DTYPE, None, None), workspace)
+        engine.row_terms_and_gradients(problem, Scales(a, a), Needs(DTYPE, None, None), workspace)
     scores, settle = (sum(each.kernel == name for each in launches) for name in ("scores", "settle"))
     assert scores == settle >= 3
 
@@ -323,7 +325,7 @@ def test_an_empty_batch() -> None:
 def test_the_same_input_gives_the_same_bits() -> None:
     problem, a = make(130, 24, 260)
     needs = Needs(DTYPE, torch.float32, None)
-    runs = [engine.row_terms_and_gradients(problem, a, a, needs, LARGE) for _ in range(2)]
+    runs = [engine.row_terms_and_gradients(problem, Scales(a, a), needs, LARGE) for _ in range(2)]
     first, second = ((terms.nll, gradients.input, gradients.weight) for terms, gradients in runs)
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 

@@ -86,7 +86,7 @@ def beyond_the_check(case: Case, impl: str, reduction: str, smoothing: float) ->
     if impl == "reference":
         return reference.cross_entropy(*operands, case.target, case.linear_bias, options, zero_if_empty=False)
     settings = Settings(impl, 9000, case.input.dtype, options, differentiable=True, zero_if_empty=False)
-    weighting = Weighting(case.weight, smoothing)
+    weighting = Weighting(case.weight, smoothing, prior=case.prior)
     return LinearCrossEntropy.apply(*operands, case.linear_bias, case.target, None, weighting, settings)
 
 

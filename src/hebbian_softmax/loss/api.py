@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
 from hebbian_softmax.checks import check_flag
@@ -14,7 +13,9 @@ from hebbian_softmax.loss.dtypes import product_dtype, wide
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
 from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.ranks import outside_of_graphs
 from hebbian_softmax.loss.weighting import Weighting
+from hebbian_softmax.rows import RowPart
 
 _DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
 _IGNORED = -100
@@ -26,6 +27,7 @@ _TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 4 * _TINY, 256 * _TINY
 """Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
 
 
+@outside_of_graphs
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -43,6 +45,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     impl: str = "auto",
     workspace: int | None = None,
+    rows: RowPart | None = None,
 ) -> Tensor:
     r"""Return ``F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, ...)`` without the N × V logits.
 
@@ -80,6 +83,10 @@ def linear_cross_entropy(
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
             copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
             half precision that is added up over several tiles.
+        rows: where several ranks share the rows of the matrix, the part of this one. ``linear_weight`` and
+            ``linear_bias`` are then this rank's, and so are their gradients; ``target``, ``weight`` and ``prior`` are
+            of the classes of all ranks. All other arguments are equal on these ranks, and so are the loss and the
+            gradient of ``input``. Every rank makes the call, and the backward pass. There is no ``reference``.
 
     >>> h, W = torch.randn(4, 8), torch.randn(1000, 8)
     >>> loss = linear_cross_entropy(h, W, torch.tensor([3, 14, 15, 92]), impl="chunked", workspace=20_000)
@@ -87,7 +94,7 @@ def linear_cross_entropy(
     True
     """
     numbers = label_smoothing, temperature, z_loss
-    plain = linear_bias is weight is prior is token_weight is None and softcap is None
+    plain = linear_bias is weight is prior is token_weight is None and softcap is None and rows is None
     if plain and all(type(each) is float for each in numbers):  # A tensor would compare to a tensor.
         plain = (reduction, ignore_index, *numbers, impl, workspace) == _DEFAULTS
     else:
@@ -101,10 +108,32 @@ def linear_cross_entropy(
             logits = F.linear(input, linear_weight)
             return F.cross_entropy(logits.to(wide(logits.dtype)), target)
     else:
-        checks.check_how(impl, workspace)
-        checks.check_operands(input, linear_weight, linear_bias, target)
-        options.check(linear_weight, target.shape)
-    return cross_entropy(input, linear_weight, target, linear_bias, options, impl=impl, workspace=workspace)
+        with checks.agreement(rows, input) as alike:
+            checks.check_how(impl, workspace)
+            if rows is not None:
+                checks.check_part(rows, impl, linear_weight, linear_bias, input)
+            checks.check_operands(input, linear_weight, linear_bias, target)
+            options.check(linear_weight, target.shape, rows)
+            if rows is not None:
+                check_targets(target, options, rows.total)
+                alike += decisive(input, linear_weight, linear_bias), options.decisive(), impl, workspace
+    return cross_entropy(input, linear_weight, target, linear_bias, options, impl=impl, workspace=workspace, part=rows)
+
+
+def decisive(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> list[object]:
+    """Return what of the operands decides on exchanges between the ranks that share the rows."""
+    wanted = [each is not None and each.requires_grad for each in (input, linear_weight, linear_bias)]
+    return [tuple(input.shape), product_dtype(input), torch.is_grad_enabled(), wanted]
+
+
+def check_targets(target: Tensor, options: Options, classes: int) -> None:
+    """Check that every target that counts is a class, and one that is not masked, as far as values can be read."""
+    target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
+    checks.check_values(target, classes, options.ignore_index)
+    if options.prior is not None and classes > 0:
+        if options.token_weight is not None:
+            target = target.masked_fill(options.token_weight.reshape(target.shape) == 0, options.ignore_index)
+        checks.check_possible(target, options.prior, options.ignore_index)
 
 
 def cross_entropy(
@@ -118,26 +147,25 @@ def cross_entropy(
     workspace: int | None = None,
     zero_if_empty: bool = False,
     copy: Tensor | None = None,
+    part: RowPart | None = None,
 ) -> Tensor:
     """Return the loss of arguments that the caller has checked.
 
     With ``zero_if_empty``, a mean over no target is 0 with zero gradients instead of NaN. ``copy`` is ``linear_weight``
     in the dtype of ``input``, for callers who hold one: products use the copy, and the gradient goes to
-    ``linear_weight`` in the dtype of ``linear_weight``.
+    ``linear_weight`` in the dtype of ``linear_weight``. With ``part``, the checks have been made in its agreement.
     """
     target = target.long()
-    if linear_weight.shape[0] == 0:
+    if (linear_weight.shape[0] if part is None else part.total) == 0:
         checks.check_values(target, 0, options.ignore_index)
         return reference.without_classes(input, linear_weight, linear_bias, options.reduction, zero_if_empty)
-    if options.prior is not None:
-        used = target
-        if options.token_weight is not None:
-            used = used.masked_fill(options.token_weight.reshape(used.shape) == 0, options.ignore_index)
-        checks.check_possible(used, options.prior, options.ignore_index)
+    if options.prior is not None and part is None:
+        check_targets(target, options, linear_weight.shape[0])
     if (
         impl == "auto"
         and copy is None
-        and (_is_tiny(input, linear_weight, workspace) or _needs_reference(input, linear_weight, linear_bias))
+        and part is None
+        and _suits_reference(input, linear_weight, linear_bias, workspace)
     ):
         impl = "reference"
     if impl == "reference":
@@ -156,12 +184,14 @@ def cross_entropy(
         options=options,
         differentiable=torch.is_grad_enabled(),
         zero_if_empty=zero_if_empty,
+        part=part,
     )
     weighting = Weighting.of(options, wide(products))
     loss: Tensor = apply(_rows(input), linear_weight, linear_bias, target.reshape(-1), copy, weighting, settings)
     return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
+@outside_of_graphs
 def linear_log_prob(
     input: Tensor,
     linear_weight: Tensor,
@@ -175,6 +205,7 @@ def linear_log_prob(
     entropy: bool = False,
     impl: str = "auto",
     workspace: int | None = None,
+    rows: RowPart | None = None,
 ) -> tuple[Tensor, ...]:
     r"""Return log p(target) and log Σ_v exp(z_v) for each row of ``input``, without the N × V logits.
 
@@ -191,23 +222,24 @@ def linear_log_prob(
     True
     """
     ignore_index = _IGNORED if ignore_index is None else ignore_index
-    entropy = check_flag("entropy", entropy)
-    checks.check_how(impl, workspace)
-    checks.check_operands(input, linear_weight, linear_bias, target)
     options = Options(ignore_index=ignore_index, prior=prior, temperature=temperature, softcap=softcap)
-    options.check(linear_weight)
-    target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
-    checks.check_values(target, linear_weight.shape[0], ignore_index)
+    with checks.agreement(rows, input) as alike:
+        entropy = check_flag("entropy", entropy)
+        checks.check_how(impl, workspace)
+        if rows is not None:
+            checks.check_part(rows, impl, linear_weight, linear_bias, input)
+        checks.check_operands(input, linear_weight, linear_bias, target)
+        options.check(linear_weight, (), rows)
+        check_targets(target, options, linear_weight.shape[0] if rows is None else rows.total)
+        if rows is not None:
+            alike += decisive(input, linear_weight, linear_bias), options.decisive(), impl, workspace, entropy
+    target = target.long()
     products, results = product_dtype(input), 3 if entropy else 2
-    if linear_weight.shape[0] == 0:
+    if (linear_weight.shape[0] if rows is None else rows.total) == 0:
         nothing = reference.without_classes(input, linear_weight, linear_bias, "none", False)
         return tuple(nothing.to(wide(products)).clone() for _ in range(results))
-    if prior is not None:
-        checks.check_possible(target, prior, ignore_index)
     counted = torch.where(target == ignore_index, -1, target).reshape(-1)
-    if impl == "auto" and (
-        _is_tiny(input, linear_weight, workspace) or _needs_reference(input, linear_weight, linear_bias)
-    ):
+    if impl == "auto" and rows is None and _suits_reference(input, linear_weight, linear_bias, workspace):
         impl = "reference"
     if impl == "reference":
         found = reference.log_prob(_rows(input), linear_weight, linear_bias, counted, options, entropy)
@@ -218,7 +250,7 @@ def linear_log_prob(
             from hebbian_softmax.loss.uncompiled import log_prob as apply
         else:
             apply = LinearLogProb.apply
-        settings = LogProbSettings(impl, workspace, products, options, entropy, torch.is_grad_enabled())
+        settings = LogProbSettings(impl, workspace, products, options, entropy, torch.is_grad_enabled(), rows)
         found = apply(_rows(input), linear_weight, linear_bias, counted, settings)
     return tuple(each.reshape(target.shape) for each in found)
 
@@ -228,21 +260,14 @@ def _rows(input: Tensor) -> Tensor:
     return input if input.dim() == 2 else input.unsqueeze(0)
 
 
+def _suits_reference(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, workspace: int | None) -> bool:
+    """Return whether ``auto`` takes the plain computation: for a tiny problem, or where something must trace it."""
+    tensors = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
+    return _is_tiny(input, linear_weight, workspace) or checks.must_be_traced(*tensors)
+
+
 def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
     logits, size = _rows(input).shape[0] * linear_weight.shape[0], input.element_size()
     most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
-
-
-def _needs_reference(*tensors: Tensor | None) -> bool:
-    """Return whether something must trace the computation, which an autograd node would hide from it.
-
-    That is so under torch.func, in forward-mode differentiation, for export, and for tensors without values.
-    """
-    present = [each for each in tensors if each is not None]
-    if _torch.is_transforming() or _torch.is_exporting():
-        return True
-    if any(each.is_meta or _torch.is_fake(each) for each in present):
-        return True
-    return _torch.is_in_forward_mode() and any(forward_ad.unpack_dual(each).tangent is not None for each in present)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hebbian_softmax import _torch
 from hebbian_softmax.checks import allowed_targets, check_integer, check_number
 from hebbian_softmax.loss.dtypes import autocasts
+from hebbian_softmax.rows import RowPart
 
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 REDUCTIONS = ("mean", "sum", "none")
@@ -73,16 +76,59 @@ def check_same_dtype(weight: Tensor, h: Tensor) -> None:
         raise TypeError(f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}")
 
 
-def check_constant_of_classes(name: str, value: Any, linear_weight: Tensor) -> None:
-    """Check class weights or a prior: constants, one for each row of ``linear_weight``; None is allowed."""
+def agreement(rows: Any, like: Any) -> AbstractContextManager[list[Any]]:
+    """Return the context in which arguments are checked: where ranks share the rows, they refuse them together."""
+    if rows is None:
+        return nullcontext([])
+    if not isinstance(rows, RowPart):
+        raise TypeError(f"rows must be a RowPart, as RowPart.of(weight) gives it, got {type(rows).__name__}")
+    return rows.agreement(like)
+
+
+def check_part(rows: RowPart, impl: str, linear_weight: Any, *others: Any) -> None:
+    """Check that ``linear_weight`` has the rows that this rank is to have, and that an engine can exchange the rest."""
+    tensors = [each for each in (linear_weight, *others) if isinstance(each, Tensor)]
+    for each in tensors:
+        if _torch.is_sharded(each):
+            raise TypeError("with rows=, pass the rows of this rank, weight.to_local(), and no DTensor")
+    if isinstance(linear_weight, Tensor) and linear_weight.dim() == 2 and linear_weight.shape[0] != rows.rows:
+        raise ValueError(
+            f"linear_weight must have the {rows.rows} rows of this rank, classes {rows.start} to {rows.stop - 1}, got "
+            f"shape {tuple(linear_weight.shape)}"
+        )
+    if impl == "reference":
+        raise ValueError('impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or "triton"')
+    if must_be_traced(*tensors):
+        raise RuntimeError(
+            "a matrix whose rows are shared among ranks cannot go through torch.func, forward-mode differentiation, "
+            "torch.export or tensors without values"
+        )
+
+
+def must_be_traced(*tensors: Tensor) -> bool:
+    """Return whether something must trace the computation, which an autograd node would hide from it.
+
+    That is so under torch.func, in forward-mode differentiation, for export, and for tensors without values.
+    """
+    if _torch.is_transforming() or _torch.is_exporting():
+        return True
+    if any(each.is_meta or _torch.is_fake(each) for each in tensors):
+        return True
+    return _torch.is_in_forward_mode() and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)
+
+
+def check_constant_of_classes(name: str, value: Any, linear_weight: Tensor, part: RowPart | None = None) -> None:
+    """Check class weights or a prior: constants, one for each class of all ranks; None is allowed."""
     if value is None:
         return
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor with a number for each class, got {type(value).__name__}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {value.dtype}")
-    if value.shape != linear_weight.shape[:1]:
-        raise ValueError(f"{name} must have shape ({linear_weight.shape[0]},), got {tuple(value.shape)}")
+    classes = linear_weight.shape[0] if part is None else part.total
+    if value.shape != (classes,):
+        whose = "" if part is None else " for the classes of all ranks"
+        raise ValueError(f"{name} must have shape ({classes},){whose}, got {tuple(value.shape)}")
     if value.device != linear_weight.device:
         raise ValueError(f"{name} must be on the device of linear_weight, {linear_weight.device}, got {value.device}")
     if value.requires_grad:
@@ -90,9 +136,9 @@ def check_constant_of_classes(name: str, value: Any, linear_weight: Tensor) -> N
         raise ValueError(f"{name} must not require a gradient, because it is a constant: {instead}")
 
 
-def check_prior(prior: Any, linear_weight: Tensor) -> None:
+def check_prior(prior: Any, linear_weight: Tensor, part: RowPart | None = None) -> None:
     """Check the additive terms of classes: constants that are numbers or -inf. An accelerator checks the values."""
-    check_constant_of_classes("prior", prior, linear_weight)
+    check_constant_of_classes("prior", prior, linear_weight, part)
     if prior is None or not _has_values(prior):
         return
     good = prior < torch.inf  # which a NaN is not

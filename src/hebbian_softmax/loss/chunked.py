@@ -21,7 +21,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
+from hebbian_softmax.loss.ranks import join
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
 _LEAST_WORKSPACE = 2**21
@@ -41,7 +42,7 @@ def default_workspace(problem: Problem) -> int:
         return most
     count, size = len(problem.target), problem.input.element_size()
     rows = -(-count // 4) if size < 4 else max(-(-count // 2), min(count, 64))
-    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.weight.shape[0]) * size))
+    return min(most, max(_LEAST_WORKSPACE, rows * padded(problem.planned_classes) * size))
 
 
 def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
@@ -51,14 +52,14 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
     terms = _empty_terms(problem, entropy)
     lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
-        target = problem.target[rows, None]
+        target, column = problem.target[rows, None], problem.column[rows, None]
         known = tiles.target_logits(rows)
         target_logit = torch.zeros_like(target, dtype=terms.nll.dtype) if known is None else known
         largest = torch.full_like(target_logit, lowest)
         total, excess = torch.zeros_like(target_logit), torch.zeros_like(target_logit)
         for classes in ranges(problem.weight.shape[0], plan.classes):
             z = tiles.logits(rows, classes)
-            inside, local = _in_tile(target, classes)
+            inside, local = _in_tile(column, classes)
             for group, e, _ in tiles.groups(z, classes, back=False):
                 here, y = inside[group], local[group]
                 _add_spread(terms, slice(rows.start + group.start, rows.start + group.stop), e, problem, classes)
@@ -73,6 +74,9 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
                     excess[group] = torch.where(total[group] > 0, before, 0) + _weighted_sum(e)
                 total[group] = total[group] * lower.exp() + e.exp_().sum(1, keepdim=True)
                 largest[group] = m
+        if problem.part is not None:
+            joined = join(problem.part, largest, total, target_logit, excess if entropy else None)
+            largest, total, target_logit, excess, _ = joined
         others = total.log().add_(largest)
         x = (others - target_logit).masked_fill_(target_logit == torch.inf, torch.nan)
         _store(terms, rows, target, target_logit, others, x)
@@ -90,22 +94,13 @@ def _weighted_sum(z: Tensor) -> Tensor:
 
 
 def row_terms_and_gradients(
-    problem: Problem,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
-    *,
-    square_scale: Tensor | None = None,
-    spread_scale: Tensor | None = None,
+    problem: Problem, scales: Scales, needs: Needs, workspace: int
 ) -> tuple[RowTerms, Gradients]:
     """Return both; while whole rows of logits fit, in one pass, so that every logit is computed once."""
     plan = Plan.of(problem, workspace)
-    if plan.classes < problem.weight.shape[0]:
+    if plan.classes < problem.planned_classes:
         terms = row_terms(problem, workspace)
-        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
-        found = gradients(problem, terms, normaliser_scale, target_scale, needs, workspace, spread_scale=spread_scale)
-        return terms, found
+        return terms, gradients(problem, terms, scales, needs, workspace)
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem)
     sums = _Sums(tiles, needs)
@@ -113,49 +108,45 @@ def row_terms_and_gradients(
     everything = slice(0, problem.weight.shape[0])
     for rows in ranges(len(problem.target), plan.rows):
         z = tiles.logits(rows, everything)
-        a, b, target = normaliser_scale[rows, None], target_scale[rows, None], problem.target[rows, None]
-        y = target.clamp(min=0)
+        a, b, target = scales.normaliser[rows, None], scales.target[rows, None], problem.target[rows, None]
+        inside, y = _in_tile(torch.where(target < 0, 0, problem.column[rows, None]), everything)
         known = tiles.target_logits(rows)
         target_logit = torch.empty_like(target, dtype=tiles.wide) if known is None else known
         x, others = torch.empty_like(target_logit), torch.empty_like(target_logit)
         for group, e, slope in tiles.groups(z, everything):
             at = slice(rows.start + group.start, rows.start + group.stop)
             _add_spread(terms, at, e, problem, everything)
+            at_target = e.gather(1, y[group])
             if known is None:
-                target_logit[group] = e.gather(1, y[group])
-            e.scatter_(1, y[group], -torch.inf)
+                target_logit[group] = torch.where(inside[group], at_target, 0)
+            e.scatter_(1, y[group], torch.where(inside[group], -torch.inf, at_target))
             m = e.amax(1, keepdim=True).clamp_(min=limits.min)  # M must be finite, even without another class.
             s = e.sub_(m).exp_().sum(1, keepdim=True)
+            lower: Tensor | int = 1
+            if problem.part is not None:
+                m, s, target_logit[group], _, lower = join(problem.part, m, s, target_logit[group])
             log_s = s.log()
             x[group], others[group] = log_s + (m - target_logit[group]), log_s + m
             x[group].masked_fill_(target_logit[group] == torch.inf, torch.nan)
             scale = a[group]
-            if square_scale is not None:
+            if scales.square is not None:
                 normaliser = torch.logaddexp(others[group], target_logit[group])
-                scale = scale + torch.where(target[group] < 0, 0, square_scale[at, None] * normaliser)
+                scale = scale + torch.where(target[group] < 0, 0, scales.square[at, None] * normaliser)
             rest = torch.where(target[group] < 0, 0, scale * x[group].sigmoid())  # In ignored rows x may be NaN.
             s.clamp_(min=limits.tiny)
-            e.mul_(rest / s).scatter_(1, y[group], (scale - b[group]) - rest)
-            _through_softcap(e, slope, problem, everything, None if spread_scale is None else spread_scale[at])
+            e.mul_(rest / s * lower)
+            at_target = torch.where(inside[group], (scale - b[group]) - rest, e.gather(1, y[group]))
+            e.scatter_(1, y[group], at_target)
+            _through_softcap(e, slope, problem, everything, scales, at)
             sums.add_bias(e, everything)
         _store(terms, rows, target, target_logit, others, x)
         sums.add(z, rows, everything)
     return terms, sums.gradients()
 
 
-def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
-    *,
-    spread_scale: Tensor | None = None,
-    entropy_scale: Tensor | None = None,
-) -> Gradients:
+def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, workspace: int) -> Gradients:
     """Return the wanted gradients; classes are the outer loop, so that each row of dW is written once."""
-    plan = Plan.of(problem, workspace, entropy_scale is not None)
+    plan = Plan.of(problem, workspace, scales.entropy is not None)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
     # exp(z - z_y - nll) is more exact than exp(z - normaliser), but with an impossible target it is NaN.
@@ -163,8 +154,9 @@ def gradients(
     shift = torch.where(impossible, terms.normaliser, terms.target_logit)
     rest_of_shift = terms.nll.masked_fill(impossible, 0)
     rest_of_shift.masked_fill_(problem.target < 0, torch.inf)  # In ignored rows p is 0, whatever the logits are.
+    normaliser_scale, entropy_scale = scales.with_square(terms.normaliser), scales.entropy
     rest = normaliser_scale * -torch.expm1(-terms.nll)
-    at_target = ((normaliser_scale - target_scale) - rest)[:, None]
+    at_target = ((normaliser_scale - scales.target) - rest)[:, None]
     if entropy_scale is not None:
         assert terms.entropy is not None
         share = torch.where(terms.nll < torch.inf, (terms.entropy - terms.nll) * (-terms.nll).exp(), 0)
@@ -182,9 +174,9 @@ def gradients(
                     # Where log p is below the clamp, p is 0.
                     factor = (e + terms.entropy[at, None]).clamp_(min=_LEAST_LOG).mul_(-entropy_scale[at, None])
                     e.exp_().mul_(factor.add_(normaliser_scale[at, None]))
-                inside, y = _in_tile(problem.target[at, None], classes)
+                inside, y = _in_tile(problem.column[at, None], classes)
                 e.scatter_(1, y, torch.where(inside, at_target[at], e.gather(1, y)))
-                _through_softcap(e, slope, problem, classes, None if spread_scale is None else spread_scale[at])
+                _through_softcap(e, slope, problem, classes, scales, at)
                 sums.add_bias(e, classes)
             sums.add(z, rows, classes)
     return sums.gradients()
@@ -246,20 +238,20 @@ def _add_spread(terms: RowTerms, rows: slice, z: Tensor, problem: Problem, class
 
 
 def _through_softcap(
-    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, spread_scale: Tensor | None
+    dz: Tensor, slope: Tensor | None, problem: Problem, classes: slice, scales: Scales, rows: slice
 ) -> None:
     """Make dU of dZ in place, in some rows and classes; without a softcap they are the same."""
-    if spread_scale is not None:
-        assert problem.spread is not None
-        dz.addr_(spread_scale, problem.spread[classes], alpha=-1)
+    if problem.spread is not None:
+        assert scales.smoothing is not None
+        dz.addr_(scales.smoothing[rows], problem.spread[classes], alpha=-1)
     if slope is not None:
         dz.mul_(slope)
 
 
-def _in_tile(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Return whether each target is among these classes, and its column (0 where it is not)."""
-    inside = (target >= classes.start) & (target < classes.stop)
-    return inside, torch.where(inside, target - classes.start, 0)
+def _in_tile(column: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
+    """Return whether each target is among these classes, and its column in the tile (0 where it is not)."""
+    inside = (column >= classes.start) & (column < classes.stop)
+    return inside, torch.where(inside, column - classes.start, 0)
 
 
 def _store(terms: RowTerms, rows: slice, target: Tensor, target_logit: Tensor, others: Tensor, x: Tensor) -> None:

@@ -14,8 +14,10 @@ from hebbian_softmax.loss import chunked
 from hebbian_softmax.loss.checks import check_values
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, add_square
-from hebbian_softmax.loss.weighting import Scales, Weighting
+from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, Scales
+from hebbian_softmax.loss.ranks import join_gradients, local_needs
+from hebbian_softmax.loss.weighting import Weighting
+from hebbian_softmax.rows import RowPart
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Settings:
     """Whether gradients are recorded, which cannot be asked inside of the node."""
     zero_if_empty: bool
     """Whether a mean over no target is 0, instead of the NaN of ``F.cross_entropy``."""
+    part: RowPart | None = None
+    """Which rows of the matrix this rank has, where ranks share them."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -60,7 +64,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.weighting, ctx.settings = Needs(*wanted), weighting, settings
-            prepared = prepare(target, weight.shape[0], weighting, settings)
+            classes = weight.shape[0] if settings.part is None else settings.part.total
+            prepared = prepare(target, classes, weighting, settings)
             target, share = prepared.target, prepared.share
             reduction = settings.options.reduction
             problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
@@ -69,16 +74,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
                 scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale)
-                terms, gradients = engine.row_terms_and_gradients(
-                    problem,
-                    scales.normaliser,
-                    scales.target,
-                    ctx.needs,
-                    workspace,
-                    square_scale=scales.square,
-                    spread_scale=None if problem.spread is None else scales.smoothing,
-                )
+                needs = local_needs(problem, ctx.needs)
+                terms, gradients = engine.row_terms_and_gradients(problem, scales, needs, workspace)
                 gradients = weighting.corrected(problem, scales, gradients)
+                gradients = join_gradients(problem, ctx.needs, gradients)
                 # Saved tensors are released before they are accumulated, so .grad becomes the buffer and not a copy.
                 ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
             else:
@@ -122,18 +121,17 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     weighting: Weighting = ctx.weighting
     problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
     engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
-    scales, known = weighting.scales(problem, upstream.to(share.dtype) * share), RowTerms(*terms)
-    a = add_square(scales.normaliser, scales.target, scales.square, known.normaliser)
-    spread_scale = None if problem.spread is None else scales.smoothing
-    gradients = engine.gradients(problem, known, a, scales.target, ctx.needs, workspace, spread_scale=spread_scale)
-    return weighting.corrected(problem, scales, gradients)
+    scales = weighting.scales(problem, upstream.to(share.dtype) * share)
+    gradients = engine.gradients(problem, RowTerms(*terms), scales, local_needs(problem, ctx.needs), workspace)
+    return join_gradients(problem, ctx.needs, weighting.corrected(problem, scales, gradients))
 
 
 def _problem(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, weighting: Weighting, settings: Settings
 ) -> Problem:
     """Return the problem for an engine; ``weight`` may be the copy of the matrix in another dtype."""
-    return weighting.completed(Problem.of(input, weight, bias, target, settings.products, settings.options))
+    problem = Problem.of(input, weight, bias, target, settings.products, settings.options, settings.part)
+    return weighting.completed(problem)
 
 
 class Once(torch.autograd.Function):

@@ -20,7 +20,9 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax.loss.function import Once, choose_engine
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import SMALLEST_SCALE, Needs, Problem, RowTerms
+from hebbian_softmax.loss.problem import SMALLEST_SCALE, Needs, Problem, RowTerms, Scales
+from hebbian_softmax.loss.ranks import join_gradients, local_needs
+from hebbian_softmax.rows import RowPart
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class LogProbSettings:
     entropy: bool
     differentiable: bool
     """Whether gradients are recorded, which cannot be asked inside of the node."""
+    part: RowPart | None = None
+    """Which rows of the matrix this rank has, where ranks share them."""
 
 
 class LinearLogProb(torch.autograd.Function):
@@ -51,7 +55,7 @@ class LinearLogProb(torch.autograd.Function):
                 for each, needed in zip((input, weight, bias), ctx.needs_input_grad, strict=False)
             ]
             ctx.needs, ctx.settings = Needs(*wanted), settings
-            problem = Problem.of(input, weight, bias, target, settings.products, settings.options)
+            problem = _problem(input, weight, bias, target, settings)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace, settings.entropy)
             if settings.entropy:
                 terms = engine.row_terms(problem, workspace, entropy=True)
@@ -63,8 +67,9 @@ class LinearLogProb(torch.autograd.Function):
             results = [-terms.nll, terms.normaliser.clone()]
             if terms.entropy is not None:
                 results.append(terms.entropy.clone())
-            if problem.prior is not None:  # With no class left, log p is NaN.
-                masked = (target >= 0) & (problem.prior[target.clamp(min=0)] == -torch.inf)
+            prior = settings.options.prior
+            if prior is not None:  # With no class left, log p is NaN.
+                masked = (target >= 0) & (prior[target.clamp(min=0)] == -torch.inf)
                 results[0] = results[0].masked_fill(masked, -torch.inf)
             return tuple(results)
 
@@ -85,18 +90,21 @@ class LinearLogProb(torch.autograd.Function):
                 counted = counted & (normaliser > -torch.inf)
                 target = target.masked_fill(~counted, -1)
                 target_logit, normaliser = (each.masked_fill(~counted, 0) for each in (target_logit, normaliser))
-            problem = Problem.of(input, weight, bias, target, settings.products, settings.options)
+            problem = _problem(input, weight, bias, target, settings)
             b = -of_log_prob * problem.scale
             a = torch.where(counted, upstreams[1] * problem.scale, 0) + b
             a = a.masked_fill((a == 0) & (b != 0), SMALLEST_SCALE)
             terms = RowTerms(nll, target_logit, normaliser, entropy=entropy)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace, settings.entropy)
-            if settings.entropy:
-                of_entropy = torch.where(counted, upstreams[2] * problem.scale, 0)
-                found = engine.gradients(problem, terms, a, b, ctx.needs, workspace, entropy_scale=of_entropy)
-            else:
-                found = engine.gradients(problem, terms, a, b, ctx.needs, workspace)
+            of_entropy = torch.where(counted, upstreams[2] * problem.scale, 0) if settings.entropy else None
+            scales, needs = Scales(a, b, entropy=of_entropy), local_needs(problem, ctx.needs)
+            found = engine.gradients(problem, terms, scales, needs, workspace)
+            found = join_gradients(problem, ctx.needs, found)
         gradients = [found.input, found.weight, found.bias]
         if torch.is_grad_enabled():  # create_graph=True
             gradients = [None if each is None else Once.apply(each, input, weight, *upstreams) for each in gradients]
         return (*gradients, None, None)
+
+
+def _problem(input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, settings: LogProbSettings) -> Problem:
+    return Problem.of(input, weight, bias, target, settings.products, settings.options, settings.part)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
 from hebbian_softmax.loss import checks
+from hebbian_softmax.rows import RowPart
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,18 @@ class Options:
     softcap: float | None = None
     z_loss: float = 0.0
 
-    def check(self, linear_weight: Tensor, shape: tuple[int, ...] = ()) -> None:
-        """Check all of them, for a matrix with a row for each class and targets of a shape."""
+    def check(self, linear_weight: Tensor, shape: tuple[int, ...] = (), part: RowPart | None = None) -> None:
+        """Check all of them, for a matrix with a row for each class, or a part of it, and targets of a shape."""
         checks.check_options(self.reduction, self.ignore_index, self.label_smoothing)
-        checks.check_constant_of_classes("weight", self.weight, linear_weight)
-        checks.check_prior(self.prior, linear_weight)
+        checks.check_constant_of_classes("weight", self.weight, linear_weight, part)
+        checks.check_prior(self.prior, linear_weight, part)
         checks.check_token_weight(self.token_weight, linear_weight, shape)
         checks.check_shape_of_logits(self.temperature, self.softcap, self.z_loss)
+
+    def decisive(self) -> list[object]:
+        """Return what of them decides on exchanges between ranks: all but the values of tensors."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return [tuple(value.shape) if isinstance(value, Tensor) else value for value in values]
 
     @property
     def plain(self) -> bool:

@@ -65,7 +65,7 @@ class Plan:
         Tiles have all classes while at least 64 rows fit. The smallest tile is one row by 64 classes, with 64 classes
         a block.
         """
-        (n, d), v = problem.input.shape, problem.weight.shape[0]
+        (n, d), v = problem.input.shape, problem.planned_classes
         dtype = fast_dtype(problem.input.dtype, problem.input.device)
         cpu, narrow, converts = problem.input.device.type == "cpu", dtype.itemsize < 4, dtype != problem.input.dtype
         quarter = workspace // 4
@@ -117,10 +117,14 @@ class Tiles:
         return z
 
     def target_logits(self, rows: slice) -> Tensor | None:
-        """Return z[y] as a column, from dot products in float32; None where :meth:`logits` are as exact."""
+        """Return z[y] as a column, from dot products in float32; None where :meth:`logits` are as exact.
+
+        It is 0 where another rank has the target.
+        """
         if self.dtype == self.wide:
             return None
-        target = self.problem.target[rows].clamp(min=0)
+        column = self.problem.column[rows]
+        target = column.clamp(0, self.problem.weight.shape[0] - 1)
         found = target.new_empty(len(target), 1, dtype=self.wide)
         for some in ranges(len(target), max(self.plan.block // 2, 1)):
             h = self.problem.input[rows][some].to(self.wide)
@@ -128,7 +132,9 @@ class Tiles:
         if self.problem.bias is not None:
             found += self.problem.bias[target, None]
         self._shape(found)
-        return found if self.problem.prior is None else found.add_(self.problem.prior[target, None])
+        if self.problem.prior is not None:
+            found += self.problem.prior[target, None]
+        return found if self.problem.part is None else torch.where((column == target)[:, None], found, 0)
 
     def finish(self, z: Tensor, classes: slice, slope: Tensor | None = None) -> Tensor:
         """Make the logits of some rows and classes final, in place and in at least float32; return them.

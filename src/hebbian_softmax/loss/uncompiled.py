@@ -8,6 +8,9 @@ compiling, because the decorator imports torch's compiler.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
 from hebbian_softmax.loss.function import LinearCrossEntropy
@@ -15,3 +18,11 @@ from hebbian_softmax.loss.log_prob import LinearLogProb
 
 cross_entropy = torch.compiler.disable(LinearCrossEntropy.apply)
 log_prob = torch.compiler.disable(LinearLogProb.apply)
+
+_T = TypeVar("_T")
+
+
+@torch.compiler.disable
+def call(function: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    """Call a function whose ranks exchange something, of which a graph should know nothing."""
+    return function(*arguments, **options)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.options import Options
-from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms
+from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms, Scales
 from hebbian_softmax.loss.tiles import ranges
 
 _BLOCK = 2**20
@@ -34,36 +34,24 @@ _BLOCK = 2**20
 
 
 @dataclass(frozen=True)
-class Scales:
-    """The factors of each row's gradient, in the accumulation dtype; 0 in ignored rows."""
-
-    normaliser: Tensor
-    """a, the factor of the softmax."""
-    target: Tensor
-    """b, the factor of the target."""
-    smoothing: Tensor | None = None
-    """r, the factor of label smoothing."""
-    square: Tensor | None = None
-    """q, the factor of the z-loss times the log-normaliser."""
-
-
-@dataclass(frozen=True)
 class Weighting:
     """How the losses of rows are made of their terms, and summed."""
 
     class_weight: Tensor | None = None
-    """(V,), in the accumulation dtype."""
+    """(V,), in the accumulation dtype; of the classes of all ranks."""
     smoothing: float = 0.0
     token_weight: Tensor | None = None
     """(N,), in the accumulation dtype."""
     z_loss: float = 0.0
+    prior: Tensor | None = None
+    """(V,), of the classes of all ranks; masked ones have no share of the smoothing."""
 
     @classmethod
     def of(cls, options: Options, dtype: torch.dtype) -> Weighting:
         """Return the weighting that the options of a loss ask for, in the accumulation dtype."""
         class_weight = None if options.weight is None else options.weight.to(dtype)
         token_weight = None if options.token_weight is None else options.token_weight.reshape(-1).to(dtype)
-        return cls(class_weight, float(options.label_smoothing), token_weight, float(options.z_loss))
+        return cls(class_weight, float(options.label_smoothing), token_weight, float(options.z_loss), options.prior)
 
     def completed(self, problem: Problem) -> Problem:
         """Return the problem with the weights that an engine needs for label smoothing behind a softcap."""
@@ -99,7 +87,7 @@ class Weighting:
         if not self.smoothing:
             return Scales(b, b, None, square)
         b = (1 - self.smoothing) * b
-        r = torch.where(counted, upstream * (self.smoothing / _possible_classes(problem)), 0)
+        r = torch.where(counted, upstream * (self.smoothing / self._possible_classes(problem)), 0)
         return Scales(b + r * self._total(problem), b, r, square)
 
     def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
@@ -115,10 +103,14 @@ class Weighting:
             return nll
         others = self._total(problem) * terms.normaliser - self._sum_of_logits(problem, terms)
         others = torch.where(problem.target >= 0, others, 0)
-        return (1 - self.smoothing) * nll + self.smoothing / _possible_classes(problem) * others
+        return (1 - self.smoothing) * nll + self.smoothing / self._possible_classes(problem) * others
 
     def _sum_of_logits(self, problem: Problem, terms: RowTerms) -> Tensor:
         """Return Σ_v w_v z_v over the classes that are not masked."""
+        total = self._sum_of_own_logits(problem, terms)
+        return total if problem.part is None else problem.part.sum_(total)
+
+    def _sum_of_own_logits(self, problem: Problem, terms: RowTerms) -> Tensor:
         if terms.spread is not None:
             return terms.spread
         total = _matvec(problem.input, self._weighted_rows(problem))
@@ -129,7 +121,10 @@ class Weighting:
         return total if problem.prior is None else total + self._dot(problem, problem.prior)
 
     def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
-        """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them."""
+        """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them.
+
+        Where ranks share the rows, each subtracts that of its own classes, before the gradients of h are added up.
+        """
         r = scales.smoothing
         if r is None or problem.spread is not None:
             return gradients
@@ -141,16 +136,33 @@ class Weighting:
             gradients.bias.sub_((self._weights(problem) * r.sum()).to(gradients.bias.dtype))
         return gradients
 
+    def _own_class_weight(self, problem: Problem) -> Tensor | None:
+        """Return the weights of the problem's own classes."""
+        part = problem.part
+        if self.class_weight is None or part is None:
+            return self.class_weight
+        return self.class_weight[part.start : part.stop] if part.rows else self.class_weight.new_zeros(1)
+
     def _weights(self, problem: Problem) -> Tensor:
-        weights = self.class_weight
+        """Return the weights of the problem's own classes, 0 for those that are masked."""
+        weights = self._own_class_weight(problem)
         if weights is None:
             weights = problem.weight.new_ones(problem.weight.shape[0], dtype=problem.accumulation_dtype)
         return weights if problem.prior is None else weights.masked_fill(problem.prior == -torch.inf, 0)
 
     def _total(self, problem: Problem) -> Tensor | int:
-        if self.class_weight is None and problem.prior is None:
-            return problem.weight.shape[0]
-        return self._weights(problem).sum()
+        """Return Ω, the weight of all classes that are not masked."""
+        if self.prior is None:
+            return problem.all_classes if self.class_weight is None else self.class_weight.sum()
+        possible = self.prior > -torch.inf
+        weights = possible.to(problem.accumulation_dtype)
+        return (weights if self.class_weight is None else torch.where(possible, self.class_weight, 0)).sum()
+
+    def _possible_classes(self, problem: Problem) -> Tensor | int:
+        """Return the number of classes that are not masked, or 1 where there are none."""
+        if self.prior is None:
+            return problem.all_classes
+        return (self.prior > -torch.inf).sum(dtype=problem.accumulation_dtype).clamp(min=1)
 
     def _weighted_rows(self, problem: Problem) -> Tensor:
         return _vecmat(self._weights(problem), problem.weight)
@@ -160,14 +172,8 @@ class Weighting:
         offset = offset.to(problem.accumulation_dtype)
         if problem.prior is not None:
             offset = offset.masked_fill(problem.prior == -torch.inf, 0)
-        return offset.sum() if self.class_weight is None else torch.dot(offset, self.class_weight)
-
-
-def _possible_classes(problem: Problem) -> Tensor | int:
-    """Return the number of classes that are not masked, or 1 where there are none."""
-    if problem.prior is None:
-        return problem.weight.shape[0]
-    return (problem.prior > -torch.inf).sum(dtype=problem.prior.dtype).clamp(min=1)
+        class_weight = self._own_class_weight(problem)
+        return offset.sum() if class_weight is None else torch.dot(offset, class_weight)
 
 
 def _blocks(matrix: Tensor) -> Iterator[slice]:

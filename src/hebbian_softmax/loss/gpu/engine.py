@@ -17,13 +17,12 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
 
 from hebbian_softmax._triton import is_hopper, processors
 from hebbian_softmax.loss.gpu.rows import LOG2E, Rows, launch_scores
 from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
 from hebbian_softmax.loss.gpu.sums import Sums
-from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, add_square
+from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 
 __all__ = ["available", "default_workspace", "gradients", "row_terms", "row_terms_and_gradients"]
 
@@ -80,31 +79,25 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
 @_on_its_device
 def row_terms_and_gradients(
     problem: Problem,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
+    scales: Scales,
     needs: Needs,
     workspace: int,
     schedule: Schedule | None = None,
-    *,
-    square_scale: Tensor | None = None,
-    spread_scale: Tensor | None = None,
 ) -> tuple[RowTerms, Gradients]:
     """Return the terms and the wanted gradients, in one pass over chunks of rows.
 
     Where the workspace holds only few rows, two passes cost less. ``schedule`` replaces the chunks that it suggests.
-    ``spread_scale`` is None, because :func:`available` refuses problems with a ``spread``.
     """
     schedule = schedule or Schedule.of_rows(problem, needs, workspace, processors(problem.input.device))
     if schedule is None:
         terms = row_terms(problem, workspace)
-        normaliser_scale = add_square(normaliser_scale, target_scale, square_scale, terms.normaliser)
-        return terms, gradients(problem, terms, normaliser_scale, target_scale, needs, workspace)
+        return terms, gradients(problem, terms, scales, needs, workspace)
     rows, everything = problem.target.shape[0], slice(0, problem.weight.shape[0])
     found = Rows.of(problem, schedule.rows)
     sums = Sums(problem, needs, schedule, input_rows=schedule.rows)
     for start in range(0, rows, schedule.rows):
         chunk = slice(start, min(start + schedule.rows, rows))
-        found.take_in(chunk.start, chunk.stop, sums, normaliser_scale, target_scale, square_scale)
+        found.take_in(chunk.start, chunk.stop, sums, scales)
         sums.add_weight(chunk, everything)
         sums.add_input(chunk, everything)
         sums.finish_input(chunk, everything)
@@ -112,22 +105,12 @@ def row_terms_and_gradients(
 
 
 @_on_its_device
-def gradients(
-    problem: Problem,
-    terms: RowTerms,
-    normaliser_scale: Tensor,
-    target_scale: Tensor,
-    needs: Needs,
-    workspace: int,
-    *,
-    spread_scale: Tensor | None = None,
-    entropy_scale: Tensor | None = None,
-) -> Gradients:
+def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, workspace: int) -> Gradients:
     """Return the wanted gradients; the logits are computed again in chunks of classes, so that dW is written once."""
     rows, classes = problem.target.shape[0], problem.weight.shape[0]
     schedule = Schedule.of_classes(problem, needs, workspace, processors(problem.input.device))
     sums = Sums(problem, needs, schedule, input_rows=rows)
-    sums.factor.copy_(normaliser_scale)
+    a = sums.factor.copy_(scales.with_square(terms.normaliser))
     # With the normaliser itself as the shift, E is the probability, and the factor is a alone.
     shift = (terms.normaliser * LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
     slope = problem.slope_at_target(terms.target_logit)
@@ -137,7 +120,7 @@ def gradients(
         for start in range(0, rows, schedule.rows):
             chunk = slice(start, min(start + schedule.rows, rows))
             launch_scores(problem, chunk, some, shift, partial, sums.e)
-            sums.set_targets(chunk, some, terms, normaliser_scale, target_scale, slope)
+            sums.set_targets(chunk, some, terms, a, scales.target, slope)
             sums.scale_activations(chunk)
             sums.add_weight(chunk, some)
             sums.add_input(chunk, some)

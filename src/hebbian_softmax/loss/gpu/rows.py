@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hebbian_softmax._triton import processors
 from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_FEATURES, TILE_ROWS, padded
 from hebbian_softmax.loss.gpu.sums import Sums
-from hebbian_softmax.loss.problem import SMALLEST_SCALE, Problem, RowTerms
+from hebbian_softmax.loss.problem import SMALLEST_SCALE, Problem, RowTerms, Scales
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -75,14 +75,13 @@ class Rows:
         start: int,
         stop: int,
         sums: Sums | None = None,
-        a: Tensor | None = None,
-        b: Tensor | None = None,
-        square: Tensor | None = None,
+        scales: Scales | None = None,
     ) -> None:
         """Find the terms of the rows ``start`` to ``stop``, and with ``sums`` their E and factors, too."""
         problem = self.problem
         rows, (classes, features) = stop - start, problem.weight.shape
         e = None if sums is None else sums.e
+        a, b, square = (None,) * 3 if scales is None else (scales.normaliser, scales.target, scales.square)
         launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
         settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
             *_descriptors(problem, slice(0, classes), _SETTLED_ROWS, _SETTLED_CLASSES),
