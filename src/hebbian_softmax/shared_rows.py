@@ -18,10 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.distributed import fsdp_modules, live_modules, local_rows, refuse_sharded, wrapped_by_ddp
-from hebbian_softmax.loss import reference
+from hebbian_softmax.loss.api import check_targets, cross_entropy, decisive
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.soft import soft_loss
+from hebbian_softmax.rows import RowPart
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -95,12 +96,22 @@ def _check_sharing(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
 def shared_loss(
     h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, options: Options, copy: Tensor | None
 ) -> Tensor:
-    """Return the loss of activations (N, features) that all row ranks have alike; it is the same on all of them."""
+    """Return the loss of activations (N, features) that all row ranks have alike; it is the same on all of them.
+
+    ``copy`` is that of the rows of this rank. For probabilities as targets the logits of all classes are gathered: the
+    probabilities are as many.
+    """
+    part, rows = RowPart.of(weight), local_rows(weight)
+    own_bias = None if bias is None else local_rows(bias)
+    soft = targets.is_floating_point()
+    with part.agreement(h) as alike:
+        alike += decisive(h, rows, own_bias), options.decisive(), soft
+        if not soft:
+            check_targets(targets, options, part.total)
+    if not soft:
+        return cross_entropy(h, rows, targets, own_bias, options, zero_if_empty=True, copy=copy, part=part)
     logits = _logits(h, weight, bias)
-    logits = logits.to(wide(logits.dtype))
-    if targets.is_floating_point():
-        return soft_loss(logits, targets, options)
-    return reference.cross_entropy(logits, torch.eye(len(weight), dtype=logits.dtype), targets, None, options, True)
+    return soft_loss(logits.to(wide(logits.dtype)), targets, options)
 
 
 def gathered_logits(head: HebbianSoftmax, h: Tensor) -> Tensor:
