@@ -7,7 +7,9 @@ that it gathers for every loss; therefore the head notes the mesh of its row ran
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ from hebbian_softmax.rows import RowPart
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
+
+_P = ParamSpec("_P")
 
 
 def shard_rows(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
@@ -93,6 +97,22 @@ def _check_sharing(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
         )
 
 
+def _outside_of_graphs(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """Keep torch.compile out of a function whose ranks exchange something."""
+
+    @wraps(function)
+    def called(*arguments: _P.args, **options: _P.kwargs) -> Tensor:
+        if torch.compiler.is_compiling():
+            from hebbian_softmax.loss.uncompiled import call
+
+            result: Tensor = call(function, *arguments, **options)
+            return result
+        return function(*arguments, **options)
+
+    return called
+
+
+@_outside_of_graphs
 def shared_loss(
     h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, options: Options, copy: Tensor | None
 ) -> Tensor:
@@ -114,6 +134,7 @@ def shared_loss(
     return soft_loss(logits.to(wide(logits.dtype)), targets, options)
 
 
+@_outside_of_graphs
 def gathered_logits(head: HebbianSoftmax, h: Tensor) -> Tensor:
     """Return the logits of all classes, (..., classes), for activations that all row ranks have alike.
 
@@ -141,6 +162,11 @@ def dropout(head: HebbianSoftmax, h: Tensor) -> Tensor:
     """Return ``F.dropout`` of activations, which drops the same on all ranks that share the rows of ``head``."""
     if head.row_mesh is None or not head.training or head.dropout == 0:
         return F.dropout(h, head.dropout, head.training)
-    kept, group = F.dropout(torch.ones_like(h), head.dropout).ne(0).byte(), head.row_mesh.get_group()
+    return _same_dropout(h, head.dropout, head.row_mesh)
+
+
+@_outside_of_graphs
+def _same_dropout(h: Tensor, p: float, mesh: DeviceMesh) -> Tensor:
+    kept, group = F.dropout(torch.ones_like(h), p).ne(0).byte(), mesh.get_group()
     dist.broadcast(kept, dist.get_process_group_ranks(group)[0], group=group)
-    return h * kept * (0 if head.dropout == 1 else 1 / (1 - head.dropout))
+    return h * kept * (0 if p == 1 else 1 / (1 - p))

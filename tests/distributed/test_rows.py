@@ -39,10 +39,10 @@ def slowly(*cases: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("how", "sizes", "row_ranks", "classes", "optimizer"),
     [
-        ("rows", [5], 2, 7, "adam"),
+        ("rows", [5], 2, 7, "foreach"),
         ("rows", [5], 3, 4, "sgd"),  # 2, 2 and 0 rows
         ("rows", [5], 4, 7, "one-pass"),
-        ("rows-root", [3, 4], 2, 7, "adam"),
+        ("rows-root", [3, 4], 2, 7, "foreach"),
         ("rows-head", [3, 4], 2, 8, "sgd"),
         ("rows-ddp", [3, 4], 2, 7, "sgd"),
         *slowly(

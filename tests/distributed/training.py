@@ -52,6 +52,9 @@ class Setup:
         if self.optimizer == "one-pass" and dist.is_initialized():
             head = None if isinstance(model.head, FSDPModule) or isinstance(model, FSDPModule) else model.head
             return OnePassAdam(model.parameters(), lr=0.05, head=head)
+        if self.optimizer == "foreach":  # the default on a GPU; torch takes no mixture of meshes in a group
+            groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
+            return torch.optim.Adam(groups, lr=0.05, foreach=True)
         if self.optimizer == "spread" and dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # importing it uses torch.jit.script
