@@ -226,6 +226,17 @@ def test_the_class_of_sharded_modules() -> None:
     assert "FSDPModule" in inspect.getsource(sys.modules[fully_shard.__module__])
 
 
+def test_the_first_row_of_a_shard() -> None:
+    """Several parts need several processes: see ``tests/distributed/test_rows.py``."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert list(inspect.signature(compute_local_shape_and_global_offset).parameters)[:3] == [
+        "global_shape",
+        "mesh",
+        "placements",
+    ]
+
+
 def test_what_modules_override() -> None:
     assert list(inspect.signature(nn.Module._apply).parameters) == ["self", "fn", "recurse"]
     assert list(inspect.signature(nn.Module._load_from_state_dict).parameters)[:3] == ["self", "state_dict", "prefix"]

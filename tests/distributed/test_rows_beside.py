@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from hebbian_softmax import HebbianSoftmax, OnePassAdam, linear_cross_entropy, shard_rows
+from hebbian_softmax._triton import kernels_on_cpu, works_on
 from tests.distributed.pool import Pool
 from tests.distributed.test_beside import exchanges_of_training
 from tests.distributed.training import (
@@ -28,6 +29,7 @@ from tests.distributed.training import (
     train,
     whole,
 )
+from tests.interpreter import interpreted
 
 NUMBER, FLAG = 8, 16
 """Bytes of a number, and of the two numbers by which ranks find out whether they have seen the same."""
@@ -182,6 +184,25 @@ def losses_in_bfloat16() -> list[Tensor]:
 def test_the_copy_in_bfloat16_follows_the_rows(pool: Pool) -> None:
     for found in pool.run(2, losses_in_bfloat16):
         torch.testing.assert_close(torch.stack(found), torch.zeros(3), rtol=0, atol=1e-5)
+
+
+def train_with_kernels(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:
+    training = Training(setup, how)
+    if how == "alone":
+        return training.run(steps)
+    assert isinstance(training.optimizer, OnePassAdam)
+    training.optimizer.large = 1
+    with kernels_on_cpu():
+        assert works_on(training.head.weight.detach().to_local())
+        return training.run(steps)
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "sizes"), [("rows", [4]), ("rows-root", [3, 2])])
+def test_kernels_step_the_rows_of_each_rank(pool: Pool, how: str, sizes: list[int]) -> None:
+    setup = Setup(optimizer="one-pass", head={"bias": True}, dtype=torch.float32)
+    check(pool, how, setup, sizes, train_with_kernels, row_ranks=2)
 
 
 def train_compiled(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:
