@@ -19,6 +19,9 @@ from tests.loss.cases import Case, assert_no_worse, eager, make, ours
 EXACT = 1e-10
 """What ranks may be off in float64, in units of the largest entry: far above rounding, far below any mistake."""
 
+_AT_ONCE = 40
+"""More losses in one run could take longer than the pool waits."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -90,9 +93,11 @@ def run(shares: list[Share]) -> list[list[Tensor]]:
 def check(pool: Pool, shares: list[Share]) -> None:
     """Check the losses on ranks against one process; all have as many ranks."""
     (ranks,) = {len(share.sizes) for share in shares}
-    found = pool.run(ranks, run, shares)
-    for i, share in enumerate(shares):
-        check_one(share, [each[i] for each in found])
+    for first in range(0, len(shares), _AT_ONCE):
+        some = shares[first : first + _AT_ONCE]
+        found = pool.run(ranks, run, some)
+        for i, share in enumerate(some):
+            check_one(share, [each[i] for each in found])
 
 
 def check_one(share: Share, ranks: list[list[Tensor]]) -> None:

@@ -92,6 +92,7 @@ def refusals() -> dict[str, str]:
 def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
     """Otherwise the others would wait for it."""
     first, second = pool.run(2, refusals)
+    matrices = "ValueError: the parts of weight must be matrices (rows, features) of the same features on all ranks"
     alike = {
         "no class": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
         "no class of log_prob": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
@@ -104,10 +105,8 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "transform": "RuntimeError: a matrix whose rows are shared among ranks cannot go through torch.func",
         "no part": "TypeError: rows must be a RowPart, as RowPart.of(weight) gives it, got int",
         "placed": "TypeError: with rows=, pass the rows of this rank, weight.to_local(), and no DTensor",
-        "parts": "ValueError: the parts of weight must be matrices (rows, features) of the same features on all ranks, "
-        "got (3, 5), (3, 6)",
-        "vector": "ValueError: the parts of weight must be matrices (rows, features) of the same features on all ranks, "
-        "got (3, 5), no matrix",
+        "parts": f"{matrices}, got (3, 5), (3, 6)",
+        "vector": f"{matrices}, got (3, 5), no matrix",
         "columns": "ValueError: the ranks that share the rows hold them as Shard(dim=0), got",
         "replicated": "ValueError: mesh_dim must say which ranks share the rows of a weight laid out as",
         "both": "ValueError: group is for plain tensors; the ranks that share a DTensor are those of its mesh",

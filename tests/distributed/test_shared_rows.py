@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax import RowPart, linear_topk
+from hebbian_softmax import RowPart, linear_cross_entropy, linear_topk
 from tests.distributed.pool import Pool
 from tests.distributed.shared_rows import Share, check, counted_exchanges, part_of, results_of
 
@@ -84,6 +84,53 @@ def test_every_dtype(pool: Pool, dtype: torch.dtype, chunks: dict[str, Any]) -> 
         Share((71, 0, 140), dtype=dtype, operands=operands, options=options | {"reduction": reduction}, **chunks)
         for operands, options, reduction in product(OPERANDS[:5], OPTIONS, ("mean", "none"))
     ])  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "chunked", "auto"])
+@pytest.mark.parametrize("chunks", [{"n": 150}, CHUNKS_OF_ROWS, TILES], ids=str)
+def test_ranks_that_share_a_gpu(pool: Pool, impl: str, chunks: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda", "impl": impl, **chunks}
+    operands: list[dict[str, Any]] = [{}, {"bias": True}, {"bias": True, "weighted": True, "masked": 0.3}]
+    options: list[dict[str, Any]] = [{}, {"label_smoothing": 0.1}, {"softcap": 3.0, "z_loss": 0.01}]
+    shares = [
+        Share((100, 0, 111), operands=some, options=each | {"reduction": reduction}, **how)
+        for some, each, reduction in product(operands, options, ("mean", "none"))
+    ]
+    check(pool, [*shares, Share(function="log_prob", options={"temperature": 0.7}, **how)])
+
+
+def without_distribution(sizes: tuple[int, ...]) -> list[list[Tensor]]:
+    """Return losses and gradients where logits are infinite or NaN, or where the target is impossible."""
+    generator = torch.Generator().manual_seed(6)
+    h, whole = (torch.randn(each, 4, generator=generator, dtype=torch.float64) for each in (3, sum(sizes)))
+    y = torch.tensor([1, 4, -100])
+    start, stop, how = 0, sum(sizes), {"impl": "chunked"}
+    if dist.is_initialized():
+        start = sum(sizes[: dist.get_rank()])
+        stop = start + sizes[dist.get_rank()]
+        how = {"rows": RowPart.of(whole[start:stop])}
+    found = []
+    for value, classes in product((-torch.inf, torch.inf, torch.nan), ([1], [0], [5], [0, 1, 2, 3, 4, 5, 6])):
+        bias = torch.zeros(sum(sizes), dtype=torch.float64)
+        bias[classes] = value
+        for reduction in ("sum", "none"):
+            operands = [each.clone().requires_grad_() for each in (h, whole[start:stop], bias[start:stop])]
+            loss = linear_cross_entropy(*operands[:2], y, linear_bias=operands[2], reduction=reduction, **how)
+            loss.sum().backward()
+            found.append([loss.detach(), *(each.grad for each in operands if each.grad is not None)])
+    return found
+
+
+def test_rows_without_a_distribution(pool: Pool) -> None:
+    sizes = (3, 0, 4)
+    expected = without_distribution(sizes)
+    for found in zip(*pool.run(3, without_distribution, sizes), expected, strict=True):
+        *ranks, alone = found
+        for i, of_one in enumerate(alone):
+            mine = [each[i] for each in ranks]
+            for each in [torch.cat(mine)] if i >= 2 else mine:
+                torch.testing.assert_close(each, of_one, equal_nan=True)
 
 
 def likeliest(sizes: tuple[int, ...]) -> list[tuple[Tensor, ...]]:

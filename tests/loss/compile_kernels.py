@@ -1,19 +1,32 @@
 """Compile every kernel of the loss for an H100 or H200, without one; run where Triton is not interpreted.
 
-With ``--options``, the kernels have every option of the loss.
+With ``--options``, the kernels have every option of the loss. With ``--shared``, ranks share the rows of the matrix.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from hebbian_softmax.loss.gpu import ends, engine
 from hebbian_softmax.loss.problem import Needs, Problem, Scales
+from hebbian_softmax.rows import RowPart
 from tests.compiling import compile_for_hopper
 
 KERNELS = "column_sums finish_input multiply_kernel prepare_kernel scores set_targets settle target_logits"
+
+
+class Unexchanged(RowPart):
+    """A part of the rows without other ranks."""
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def max_(self, tensor: Tensor) -> Tensor:
+        return tensor
 
 
 def main() -> None:
@@ -25,6 +38,8 @@ def main() -> None:
         square = None
         if "--options" in sys.argv:
             problem, square = Problem(h, w, bias, target, torch.empty(301), 0.5, 30.0), scale
+        if "--shared" in sys.argv:
+            problem = replace(problem, part=Unexchanged(None, start=301, rows=301, total=903, largest=301))
         terms, _ = engine.row_terms_and_gradients(problem, Scales(scale, scale, square=square), needs, 10**9)
         engine.gradients(problem, terms, Scales(scale, scale), needs, 10**9)
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)

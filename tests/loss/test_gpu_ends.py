@@ -73,7 +73,9 @@ def test_multiply(lengths: tuple[int, int], factor: float, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--options",), marks=pytest.mark.slow)], ids=["plain", "options"]
+    "options",
+    [(), *(pytest.param(each, marks=pytest.mark.slow) for each in [("--options",), ("--options", "--shared")])],
+    ids=" ".join,
 )
 def test_the_kernels_compile_for_a_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     """This needs no GPU, but a process of its own, because Triton may be interpreted in this one."""

@@ -78,7 +78,9 @@ class Problem:
         """
 
         def constant(tensor: Tensor, dtype: torch.dtype = dtype) -> Tensor:
-            return tensor.detach().to(dtype).contiguous()
+            found = tensor.detach().to(dtype).contiguous()
+            # The fused engine needs whole units of 16 bytes, and all ranks take the same engine.
+            return found.clone() if part is not None and found.is_cuda and found.data_ptr() % 16 else found
 
         options = options or Options()
         prior = None if options.prior is None else constant(options.prior, wide(dtype))

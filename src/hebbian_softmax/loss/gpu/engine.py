@@ -47,7 +47,8 @@ def available(problem: Problem) -> bool:
         and h.shape[1] > 0
         and h.shape[1] % 8 == 0
         and problem.spread is None
-        and h.data_ptr() % 16 == w.data_ptr() % 16 == 0  # Parts of a flat buffer of parameters may start elsewhere.
+        # Parts of a flat buffer of parameters may start elsewhere. Ranks must not take different engines.
+        and (problem.part is not None or h.data_ptr() % 16 == w.data_ptr() % 16 == 0)
         and is_hopper(h.device, SHARED_MEMORY)
     )
 
@@ -67,7 +68,7 @@ def _on_its_device(engine: _F) -> _F:
 def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
     """Return the terms of every row, without the entropy; no logit is stored."""
     assert not entropy
-    classes, rows = problem.weight.shape[0], problem.target.shape[0]
+    classes, rows = problem.planned_classes, problem.target.shape[0]
     per_row = 4 * -(-classes // TILE_CLASSES)
     chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
     found = Rows.of(problem, chunk)

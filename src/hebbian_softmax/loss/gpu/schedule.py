@@ -35,7 +35,8 @@ def default_workspace(problem: Problem) -> int:
 
     Chunks are then so large that the sum of dW is read and written only a few times.
     """
-    return min(max(6 * problem.weight.numel(), 450_000_000), 3_600_000_000)
+    entries = problem.planned_classes * problem.weight.shape[1]
+    return min(max(6 * entries, 450_000_000), 3_600_000_000)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ class Schedule:
 
     @staticmethod
     def of_rows(problem: Problem, needs: Needs, workspace: int, processors: int) -> Schedule | None:
-        """Return a schedule of chunks of rows with all classes; None where chunks of classes are better."""
+        """Return a schedule of chunks of rows with all classes; None where chunks of classes are better.
+
+        Ranks that share the rows of the matrix all find the same chunks.
+        """
         rows, features = problem.input.shape
-        classes = problem.weight.shape[0]
+        classes = problem.planned_classes
         size = problem.input.element_size()
         per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
         if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
@@ -63,7 +67,7 @@ class Schedule:
             chunk = padded(max(-(-rows // chunks), 1), TILE_ROWS)
             splits = _splits(chunk, classes, features, processors)
             if chunk * (per_row + 4 * splits * features) <= workspace:
-                return Schedule(chunk, classes, splits)
+                return Schedule(chunk, problem.weight.shape[0], splits)
         return None
 
     @staticmethod

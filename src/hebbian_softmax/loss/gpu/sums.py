@@ -116,7 +116,7 @@ class Sums:
         """Store E at the targets of a chunk from known terms."""
         rows = chunk.stop - chunk.start
         set_targets[(-(-rows // 128),)](
-            self.e, terms.nll, self.problem.target, a, b, slope,
+            self.e, terms.nll, self.problem.column, a, b, slope,
             chunk.start, rows, classes.start, classes.stop - classes.start, self.e.stride(0),
             ROWS=128, CAPPED=slope is not None,
         )  # fmt: skip
@@ -155,15 +155,14 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
 
 @triton.jit(do_not_specialize=["start", "rows", "first_class", "classes"])
 def set_targets(
-    e_ptr, nll_ptr, target_ptr, a_ptr, b_ptr, slope_ptr, start, rows, first_class, classes, e_stride,
+    e_ptr, nll_ptr, column_ptr, a_ptr, b_ptr, slope_ptr, start, rows, first_class, classes, e_stride,
     ROWS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Store E = p - b / a at each target that is among these classes, with p from the known nll, times any slope."""
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = at < rows
-    target = tl.load(target_ptr + start + at, inside, other=-1)
-    column = target - first_class
-    here = inside & (target >= 0) & (column >= 0) & (column < classes)
+    column = tl.load(column_ptr + start + at, inside, other=-1) - first_class
+    here = inside & (column >= 0) & (column < classes)
     nll = tl.load(nll_ptr + start + at, here, other=0.0)
     a = tl.load(a_ptr + start + at, here, other=0.0)
     b = tl.load(b_ptr + start + at, here, other=0.0)
