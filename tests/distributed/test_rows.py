@@ -47,6 +47,8 @@ def slowly(*cases: Any) -> list[Any]:
         ("rows-ddp", [3, 4], 2, 7, "sgd"),
         *slowly(
             *(("rows", [5], ranks, classes, "sgd") for ranks in (2, 3, 4) for classes in (3, 5, 8)),
+            ("rows-apart", [5], 2, 7, "sgd"),
+            ("rows-root", [5, 3], 1, 7, "adam"),
             *(("rows", [5], ranks, 7, optimizer) for ranks in (2, 3) for optimizer in ("adam", "one-pass")),
             *(
                 (how, [0, 6], 2, classes, optimizer)

@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from hebbian_softmax import HebbianSoftmax, OnePassAdam, linear_cross_entropy, shard_rows
 from hebbian_softmax._triton import kernels_on_cpu, works_on
+from tests.closeness import assert_exact
 from tests.distributed.pool import Pool
-from tests.distributed.test_beside import exchanges_of_training
+from tests.distributed.test_beside import exchanges_of_training, write_in_bfloat16
 from tests.distributed.training import (
     FEATURES,
     Setup,
@@ -203,6 +204,17 @@ def train_with_kernels(setup: Setup, steps: list[Step], how: str) -> dict[str, T
 def test_kernels_step_the_rows_of_each_rank(pool: Pool, how: str, sizes: list[int]) -> None:
     setup = Setup(optimizer="one-pass", head={"bias": True}, dtype=torch.float32)
     check(pool, how, setup, sizes, train_with_kernels, row_ranks=2)
+
+
+@pytest.mark.slow
+def test_mixed_precision_writes_the_full_precision_shard(pool: Pool) -> None:
+    setup = Setup(dtype=torch.float32, head={"scale": 1.0, "center": False}, counts=(3,) * 7)
+    [[[(x, _)]]] = make_steps(setup, [3], steps=1)
+    (h, before, after), *others = pool.run(4, write_in_bfloat16, setup, x, torch.tensor([2, 2, 2]), "rows-root")
+    assert h.dtype == torch.bfloat16
+    assert all(torch.equal(after, other[2]) for other in others)
+    assert_exact(after[2], h.double().mean(0) / 3 + before[2].double() * 2 / 3)
+    assert torch.equal(after[3:], before[3:])
 
 
 def train_compiled(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:

@@ -107,6 +107,20 @@ def different_targets_on_ranks_that_share_rows() -> None:
         training.optimizer.step()
 
 
+def different_shapes_on_ranks_that_share_rows() -> None:
+    training = Training(SETUP, "rows")
+    x, targets = STEP[0][0]
+    few = 1 + dist.get_rank()
+    with pytest.raises(RuntimeError, match="must be given inputs of the same shape"):
+        training.model(x[:few], targets[:few])
+
+
+def a_plain_state() -> None:
+    state = SETUP.model().state_dict()
+    with pytest.raises(ValueError, match="of the loaded state is a plain tensor, and the head's is sharded"):
+        shared().load_state_dict(state)
+
+
 def a_shard_of_fsdp_outside_of_forward() -> None:
     model = Training(SETUP, "rows-root").model
     for call in (lambda: model.head.loss(H, TARGETS), lambda: model.head(H)):
@@ -150,6 +164,8 @@ def fsdp_and_a_rank_without_rows() -> None:
         (2, growing),
         (2, ddp_around_the_head),
         (2, different_targets_on_ranks_that_share_rows),
+        (2, different_shapes_on_ranks_that_share_rows),
+        (2, a_plain_state),
         (4, a_shard_of_fsdp_outside_of_forward),
         (4, a_one_pass_optimizer_with_the_head_and_fsdp),
         (4, groups_that_do_not_say_who_shares_the_batch),

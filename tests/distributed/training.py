@@ -122,18 +122,18 @@ def mesh(device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, (dist.get_world_size(),))
 
 
-def mesh_of_rows(how: str) -> DeviceMesh:
+def mesh_of_rows(how: str, device: str = "cpu") -> DeviceMesh:
     """Return the mesh of batch ranks × row ranks; 1 or 2 ranks share the batch."""
-    batch_ranks = 1 if how == "rows" else 2
+    batch_ranks = 1 if how in ("rows", "rows-apart") else 2
     shape = batch_ranks, dist.get_world_size() // batch_ranks
-    return init_device_mesh("cpu", shape, mesh_dim_names=("batch", "rows"))
+    return init_device_mesh(device, shape, mesh_dim_names=("batch", "rows"))
 
 
 def wrap(model: Model, how: str, **options: Any) -> nn.Module:
     """Return what is called in place of ``model``; :class:`Training` tells what ``how`` may be."""
     if how.startswith("rows"):
         shard_rows(model.head, options["mesh"]["rows"])
-        how, options = how.removeprefix("rows").removeprefix("-"), {"mesh": options["mesh"]["batch"]}
+        how, options = how.removeprefix("rows").removeprefix("-"), options | {"mesh": options["mesh"]["batch"]}
         if how == "ddp":
             group = options["mesh"].get_group()
             model.body = DistributedDataParallel(model.body, process_group=group)  # type: ignore[assignment]
@@ -168,7 +168,7 @@ class Training:
         self.setup, self.how = setup, how
         group = options.get("process_group")
         if how.startswith("rows"):
-            options["mesh"] = mesh_of_rows(how)
+            options["mesh"] = mesh_of_rows(how, setup.device)
             self.rank, self.ranks = options["mesh"]["batch"].get_local_rank(), options["mesh"]["batch"].size()
         else:
             self.rank, self.ranks = (0, 1) if how == "alone" else (dist.get_rank(group), dist.get_world_size(group))
