@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
     from hebbian_softmax.layer import HebbianSoftmax
 
-
 _NOT_IN_DDP = 'wrap only the rest of the model in DDP, and use fully_shard(head, mesh=mesh["batch"]) for the head'
+_REPLACED = (
+    "weight was replaced by a plain tensor after shard_rows, as DistributedDataParallel with device_mesh= does it; "
+    f"{_NOT_IN_DDP}"
+)
 
 
 def prepare_fsdp(head: HebbianSoftmax) -> None:
@@ -48,9 +51,15 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
     register_fsdp_forward_method(head, "loss")
 
 
-def refuse_sharded(head: HebbianSoftmax, weight: Tensor, h: Tensor) -> None:
-    """Raise an error that names the cause if a loss would be computed with a shard of the rows."""
-    if is_sharded(weight) and not is_sharded(h) and weight.device_mesh != head.row_mesh:
+def check_rows_at_hand(head: HebbianSoftmax, weight: Tensor, h: Tensor) -> None:
+    """Raise an error that names the cause if a loss would be computed with rows that are not all that it needs."""
+    if head.row_mesh is None and not is_sharded(weight):
+        return
+    if head.row_mesh is not None and is_sharded(h):
+        raise TypeError("h must be a plain tensor, equal on all ranks that share the rows, got a DTensor")
+    if not is_sharded(weight):
+        raise ValueError(_REPLACED)
+    if not is_sharded(h) and weight.device_mesh != head.row_mesh:
         raise RuntimeError(
             "head.weight is sharded here; after fully_shard(head) call prepare_fsdp(head), and call loss on a head "
             "sharded with its model within that model's forward"
@@ -64,10 +73,7 @@ def weight_to_write(head: HebbianSoftmax) -> nn.Parameter:
         module.reshard()  # a forward without backward leaves a gathered copy of the rows in place of the shard
     weight = check_weight(head)
     if head.row_mesh is not None and not is_sharded(weight):
-        raise ValueError(
-            "weight was replaced by a plain tensor after shard_rows, as DistributedDataParallel with device_mesh= and "
-            f"load_state_dict with assign=True do it; {_NOT_IN_DDP}, and load without assign"
-        )
+        raise ValueError(_REPLACED)
     if weight.shape != (head.num_classes, head.in_features):
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; tied to this head it must have "
@@ -172,7 +178,7 @@ def check_group(head: HebbianSoftmax, weight: Tensor, process_group: dist.Proces
 
 
 def _check_alone(head: HebbianSoftmax, weight: Tensor) -> None:
-    """Say that a group is needed where ranks exist that neither share the rows nor the batch, as far as is known."""
+    """Refuse a head whose rows a part of the ranks share, if nobody has said whether the others share the batch."""
     if head.row_mesh is None or not is_sharded(weight) or weight.device_mesh.ndim > 1:
         return
     if head.row_mesh.size() < dist.get_world_size():

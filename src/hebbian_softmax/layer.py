@@ -16,7 +16,7 @@ from hebbian_softmax import _torch, checks, state
 from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.attach.frozen import WeightInUse
-from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_same_dtype
@@ -276,8 +276,7 @@ class HebbianSoftmax(nn.Linear):
                 raise RuntimeError("head.loss remembers by itself; call it outside of head.targets(...)")
             if weight_of_head.shape[0] > self.counts.shape[0]:
                 state.follow_weight(self)
-            if _torch.is_sharded(weight_of_head):
-                refuse_sharded(self, weight_of_head, h)
+            check_rows_at_hand(self, weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import fsdp_modules, live_modules, local_rows, refuse_sharded, wrapped_by_ddp
+from hebbian_softmax.distributed import check_rows_at_hand, fsdp_modules, live_modules, local_rows, wrapped_by_ddp
 from hebbian_softmax.loss.api import check_targets, cross_entropy, decisive
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
@@ -141,7 +141,7 @@ def gathered_logits(head: HebbianSoftmax, h: Tensor) -> Tensor:
     Each rank computes those of its rows and gets the others. In the backward pass, where all ranks have the same
     gradient of the logits, each takes that of its own, and the gradients of the activations are added up.
     """
-    refuse_sharded(head, head.weight, h)
+    check_rows_at_hand(head, head.weight, h)
     return _logits(h, head.weight, head.bias)
 
 

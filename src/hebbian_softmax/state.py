@@ -159,7 +159,7 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
         if isinstance(value, Tensor) and is_sharded(tensor) and not is_sharded(value):
             raise ValueError(
                 f"{key} of the loaded state is a plain tensor, and the head's is sharded over ranks; load the state "
-                "before sharding, or with set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))"
+                "before sharding, or with set_model_state_dict and StateDictOptions(full_state_dict=True)"
             )
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hebbian_softmax import OnePassAdam, shard_rows
@@ -115,6 +116,18 @@ def different_shapes_on_ranks_that_share_rows() -> None:
         training.model(x[:few], targets[:few])
 
 
+def tensors_that_are_not_what_they_seem() -> None:
+    model = shared()
+    with pytest.raises(
+        TypeError, match="h must be a plain tensor.*, got a DTensor"
+    ):
+        model.head.loss(distribute_tensor(H, mesh(), [Replicate()]), TARGETS)
+    model.head.weight = SETUP.model().head.weight
+    for call in (lambda: model.head.loss(H, TARGETS), lambda: model.head(H), lambda: attach(model)):
+        with pytest.raises(ValueError, match="weight was replaced by a plain tensor after shard_rows"):
+            call()
+
+
 def a_plain_state() -> None:
     state = SETUP.model().state_dict()
     with pytest.raises(ValueError, match="of the loaded state is a plain tensor, and the head's is sharded"):
@@ -165,6 +178,7 @@ def fsdp_and_a_rank_without_rows() -> None:
         (2, ddp_around_the_head),
         (2, different_targets_on_ranks_that_share_rows),
         (2, different_shapes_on_ranks_that_share_rows),
+        (2, tensors_that_are_not_what_they_seem),
         (2, a_plain_state),
         (4, a_shard_of_fsdp_outside_of_forward),
         (4, a_one_pass_optimizer_with_the_head_and_fsdp),
