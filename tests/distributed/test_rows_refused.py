@@ -118,9 +118,7 @@ def different_shapes_on_ranks_that_share_rows() -> None:
 
 def tensors_that_are_not_what_they_seem() -> None:
     model = shared()
-    with pytest.raises(
-        TypeError, match="h must be a plain tensor.*, got a DTensor"
-    ):
+    with pytest.raises(TypeError, match=r"h must be a plain tensor.*, got a DTensor"):
         model.head.loss(distribute_tensor(H, mesh(), [Replicate()]), TARGETS)
     model.head.weight = SETUP.model().head.weight
     for call in (lambda: model.head.loss(H, TARGETS), lambda: model.head(H), lambda: attach(model)):
