@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
     from hebbian_softmax.layer import HebbianSoftmax
 
-_NOT_IN_DDP = 'wrap only the rest of the model in DDP, and use fully_shard(head, mesh=mesh["batch"]) for the head'
 _REPLACED = (
     "weight was replaced by a plain tensor after shard_rows, as DistributedDataParallel with device_mesh= does it; "
-    f"{_NOT_IN_DDP}"
+    'wrap only the rest of the model in DDP, and use fully_shard(head, mesh=mesh["batch"]) for the head'
 )
 
 
@@ -152,8 +151,6 @@ def own_rows(weight: DTensor) -> tuple[Tensor, int]:
 
 def check_group(head: HebbianSoftmax, weight: Tensor, process_group: dist.ProcessGroup | None) -> None:
     """Refuse a group that this rank, or a shard of the rows, is not part of; say where a group is needed."""
-    if head.row_mesh is not None and wrapped_by_ddp(weight):
-        raise ValueError(f"the head is inside DistributedDataParallel, which does not take DTensors; {_NOT_IN_DDP}")
     if process_group is None:
         _check_alone(head, weight)
         return

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
-from hebbian_softmax import _triton
+from hebbian_softmax import _torch, _triton
 from hebbian_softmax.checks import check_number
-from hebbian_softmax.distributed import fsdp_modules, local_rows
+from hebbian_softmax.distributed import local_rows
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.write import kernels_can_write, kernels_suit, write
@@ -63,7 +63,7 @@ class OnePass(torch.optim.Optimizer, ABC):
         self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(OnePass.step)
         if head is None:
             return
-        if fsdp_modules(head):
+        if _torch.is_sharded(head.weight) and head.weight.device_mesh != head.row_mesh:
             raise ValueError(
                 "head has a weight sharded by FSDP2, and no single pass has all of its rows; leave head out and call "
                 "head.attach(optimizer)"

@@ -39,13 +39,14 @@ def slowly(*cases: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("how", "sizes", "row_ranks", "classes", "optimizer"),
     [
-        ("rows", [5], 2, 7, "foreach"),
+        ("rows", [5], 2, 7, "one-pass"),
         ("rows", [5], 3, 4, "sgd"),  # 2, 2 and 0 rows
-        ("rows", [5], 4, 7, "one-pass"),
         ("rows-root", [3, 4], 2, 7, "foreach"),
-        ("rows-head", [3, 4], 2, 8, "sgd"),
         ("rows-ddp", [3, 4], 2, 7, "sgd"),
         *slowly(
+            ("rows", [5], 2, 7, "foreach"),
+            ("rows", [5], 4, 7, "one-pass"),
+            ("rows-head", [3, 4], 2, 8, "foreach"),
             *(("rows", [5], ranks, classes, "sgd") for ranks in (2, 3, 4) for classes in (3, 5, 8)),
             ("rows-apart", [5], 2, 7, "sgd"),
             ("rows-root", [5, 3], 1, 7, "adam"),
@@ -104,8 +105,8 @@ def some_ignored(rank: int, drawn: Tensor) -> Tensor:
     ("how", "sizes", "row_ranks", "head", "kind"),
     [
         ("rows", [5], 3, {}, Options),
-        ("rows-root", [3, 4], 2, {}, Options),
         *slowly(
+            ("rows-root", [3, 4], 2, {}, Options),
             ("rows", [5], 2, {}, Options),
             ("rows-head", [3, 4], 2, {}, Options),
             ("rows-ddp", [3, 4], 2, {}, Options),
@@ -122,14 +123,15 @@ def test_options_of_the_loss_and_accumulation(
     assert 0 < alone["head.counts"].sum() < 4 * 2 * sum(sizes)
 
 
-@pytest.mark.parametrize(("how", "row_ranks"), [("rows", 2), *slowly(("rows", 3), ("rows-root", 2))])
+@slow
+@pytest.mark.parametrize(("how", "row_ranks"), [("rows", 2), ("rows", 3), ("rows-root", 2)])
 def test_probabilities_as_targets(pool: Pool, how: str, row_ranks: int) -> None:
     sizes = [4] if how == "rows" else [4, 2]
     alone = check(pool, how, Setup(kind=Soft), sizes, row_ranks=row_ranks)
     assert alone["head.counts"].sum() == 4 * sum(sizes)
 
 
-@pytest.mark.parametrize(("how", "row_ranks", "classes"), [("rows", 3, 4), ("rows-root", 2, 7)])
+@pytest.mark.parametrize(("how", "row_ranks", "classes"), [("rows", 3, 4), *slowly(("rows-root", 2, 7))])
 def test_the_targets_context_and_the_logits_of_all_classes(pool: Pool, how: str, row_ranks: int, classes: int) -> None:
     setup = Setup(kind=Logits, head={"bias": True}, classes=classes)
     sizes = [4] if how == "rows" else [3, 5]
@@ -146,7 +148,7 @@ def test_what_is_cleared_is_not_written(pool: Pool, set_to_none: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "attached"), [("rows", False), ("rows-root", True), *slowly(("rows", True), ("rows-head", False))]
+    ("how", "attached"), [("rows", False), *slowly(("rows", True), ("rows-root", True), ("rows-head", False))]
 )
 def test_memorize_on_all_ranks(pool: Pool, how: str, attached: bool) -> None:
     setup = Setup()
@@ -196,6 +198,7 @@ def test_resumes_on_another_number_of_ranks(
     assert_same(pool.run(resumed_on, resume, setup, batches, loaded, str(tmp_path)), train(setup, steps, "alone"))
 
 
+@slow
 def test_resumes_in_a_process_without_ranks(pool: Pool, tmp_path: Path) -> None:
     setup = Setup(classes=8, optimizer="adam")
     steps = make_steps(setup, [6], steps=6)
@@ -211,7 +214,8 @@ def full_state(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:
     return get_model_state_dict(training.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-@pytest.mark.parametrize(("how", "ranks"), [("rows", 2), *slowly(("rows-root", 4))])
+@pytest.mark.parametrize(("how", "ranks"), [("rows", 2), ("rows-root", 4)])
+@slow
 def test_a_full_state_dict_goes_into_a_single_process(pool: Pool, how: str, ranks: int) -> None:
     setup = Setup(head={"bias": True})
     steps = make_steps(setup, [3, 4][: ranks // 2])

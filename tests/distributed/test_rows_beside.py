@@ -32,11 +32,13 @@ from tests.distributed.training import (
 )
 from tests.interpreter import interpreted
 
+slow = pytest.mark.slow
+
 NUMBER, FLAG = 8, 16
 """Bytes of a number, and of the two numbers by which ranks find out whether they have seen the same."""
 
 
-@pytest.mark.parametrize("how", ["rows", "rows-root"])
+@pytest.mark.parametrize("how", ["rows", pytest.param("rows-root", marks=slow)])
 def test_only_what_is_written_crosses_the_wire(pool: Pool, how: str) -> None:
     """Among row ranks nothing grows with the batch; batch ranks exchange what they exchange without shared rows."""
     setup = Setup(classes=1000, counts=(9,) * 100 + (0,) * 900)
@@ -78,6 +80,7 @@ def train_by_hand(setup: Setup, steps: list[Step]) -> dict[str, Tensor]:
     return snapshot(model)
 
 
+@slow
 def test_a_batch_that_is_shared_by_hand(pool: Pool) -> None:
     setup = Setup(optimizer="adam")
     steps = make_steps(setup, [3, 4])
@@ -104,6 +107,7 @@ def train_with_scaler(setup: Setup, steps: list[Step], how: str) -> dict[str, Te
     return snapshot(training.model)
 
 
+@slow
 def test_a_step_that_a_scaler_skips_on_all_ranks(pool: Pool) -> None:
     alone = check(pool, "rows-root", Setup(), [4, 4], train_with_scaler, row_ranks=2)
     assert alone["head.counts"].sum() == 3 * 8
@@ -156,6 +160,7 @@ def copied(setup: Setup, steps: list[Step], how: str) -> dict[str, Tensor]:
     return snapshot(model)
 
 
+@slow
 def test_a_copy_of_the_model_shares_rows_too(pool: Pool) -> None:
     check(pool, "rows", Setup(), [4], copied, row_ranks=2, steps=2)
 
@@ -199,14 +204,14 @@ def train_with_kernels(setup: Setup, steps: list[Step], how: str) -> dict[str, T
 
 
 @interpreted
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(("how", "sizes"), [("rows", [4]), ("rows-root", [3, 2])])
 def test_kernels_step_the_rows_of_each_rank(pool: Pool, how: str, sizes: list[int]) -> None:
     setup = Setup(optimizer="one-pass", head={"bias": True}, dtype=torch.float32)
     check(pool, how, setup, sizes, train_with_kernels, row_ranks=2)
 
 
-@pytest.mark.slow
+@slow
 def test_mixed_precision_writes_the_full_precision_shard(pool: Pool) -> None:
     setup = Setup(dtype=torch.float32, head={"scale": 1.0, "center": False}, counts=(3,) * 7)
     [[[(x, _)]]] = make_steps(setup, [3], steps=1)
@@ -225,6 +230,6 @@ def train_compiled(setup: Setup, steps: list[Step], how: str) -> dict[str, Tenso
     return training.run(steps)
 
 
-@pytest.mark.slow
+@slow
 def test_a_compiled_model(pool: Pool) -> None:
     check(pool, "rows", Setup(head={"bias": True}), [4], train_compiled, row_ranks=2)

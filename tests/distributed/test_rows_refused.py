@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -93,11 +91,6 @@ def ddp_around_the_head() -> None:
     wrapper = DistributedDataParallel(model, device_mesh=meshes["batch"])
     with pytest.raises(ValueError, match=r"device_mesh=.*wrap only the rest of the model in DDP"):
         attach(wrapper.module)
-    model = Setup(classes=8).model()
-    shard_rows(model.head, meshes["rows"])
-    wrapper = DistributedDataParallel(model, process_group=meshes["batch"].get_group(), init_sync=False)
-    with pytest.raises(ValueError, match=r"does not take DTensors; wrap only the rest of the model in DDP"):
-        attach(wrapper.module)
 
 
 def different_targets_on_ranks_that_share_rows() -> None:
@@ -166,23 +159,33 @@ def fsdp_and_a_rank_without_rows() -> None:
         Training(Setup(classes=1), "rows-root")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "refused"),
-    [
-        (2, calls_that_come_too_late),
-        (2, wrong_arguments),
-        (2, objectives_that_look_at_other_rows),
-        (2, growing),
-        (2, ddp_around_the_head),
-        (2, different_targets_on_ranks_that_share_rows),
-        (2, different_shapes_on_ranks_that_share_rows),
-        (2, tensors_that_are_not_what_they_seem),
-        (2, a_plain_state),
-        (4, a_shard_of_fsdp_outside_of_forward),
-        (4, a_one_pass_optimizer_with_the_head_and_fsdp),
-        (4, groups_that_do_not_say_who_shares_the_batch),
-        (4, fsdp_and_a_rank_without_rows),
+REFUSED = {
+    2: [
+        calls_that_come_too_late,
+        wrong_arguments,
+        objectives_that_look_at_other_rows,
+        growing,
+        ddp_around_the_head,
+        different_targets_on_ranks_that_share_rows,
+        different_shapes_on_ranks_that_share_rows,
+        tensors_that_are_not_what_they_seem,
+        a_plain_state,
     ],
-)
-def test_refused(pool: Pool, ranks: int, refused: Callable[[], None]) -> None:
-    pool.run(ranks, refused)
+    4: [
+        a_shard_of_fsdp_outside_of_forward,
+        a_one_pass_optimizer_with_the_head_and_fsdp,
+        groups_that_do_not_say_who_shares_the_batch,
+        fsdp_and_a_rank_without_rows,
+    ],
+}
+
+
+def refuse_all(ranks: int) -> None:
+    for refused in REFUSED[ranks]:
+        refused()
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_refused(pool: Pool, ranks: int) -> None:
+    """One run for all: making groups of ranks takes most of the time."""
+    pool.run(ranks, refuse_all, ranks)

@@ -16,7 +16,7 @@ from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import FsdpPending, ShardedPending
 from hebbian_softmax.attach.targets import CallsInGraphs, register
-from hebbian_softmax.distributed import check_group, fsdp_modules, local_rows, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.state import ensure_filled
 from hebbian_softmax.write import plain_copy, write
@@ -41,7 +41,8 @@ class Attachment:
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
         self.pending = Pending(head, weight, optimizer)
         if _torch.is_sharded(weight):
-            self.pending = (FsdpPending if fsdp_modules(head) else ShardedPending)(head, weight, optimizer)
+            kind = ShardedPending if weight.device_mesh == head.row_mesh else FsdpPending
+            self.pending = kind(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
         self.calls_in_graphs = CallsInGraphs()
         register(head)
