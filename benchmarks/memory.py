@@ -1,11 +1,14 @@
 """The memories for evaluation against the loops that they replace, in the same run.
 
     python -m benchmarks.memory [--device cuda] [--json FILE]
+    python -m benchmarks.memory --device cuda --only mbpa --profile    # also: what two steps spend their time on
 
 The cache is compared with a loop in the style of the public ``pointer.py``: a dense one-hot history, one token at a
 time over all classes; unlike ``pointer.py`` it predicts from the first entry on. MbPA is compared with a loop that
 copies the output layer for every query and adapts the copy by autograd. Both sides are given the activations and the
 model's probabilities. The loops are timed on few tokens, at a full window, in turn with ours; the ratio is the result.
+MbPA's layer predicts words about as well as a trained one. On a GPU, two steps are measured with each precision of
+float32 products that torch offers; the loop multiplies in float32, and its speed with TF32 is given beside it.
 On a CPU both sides use one thread by default, because on a busy machine several threads mostly wait for a core.
 """
 
@@ -17,8 +20,10 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +47,7 @@ SIZES: dict[str, dict[str, int]] = {
         "queries": 1_000,
         "loop_queries": 3,
         "two_step_queries": 10,
+        "two_step_loop_queries": 3,
     },
     "cuda": {
         "features": 512,
@@ -54,11 +60,16 @@ SIZES: dict[str, dict[str, int]] = {
         "neighbours": 1_024,
         "queries": 16_384,
         "loop_queries": 20,
-        "two_step_queries": 8,
+        "two_step_queries": 1_024,
+        "two_step_loop_queries": 256,
     },
 }
 THETA, SHARE = 0.3, 0.1
 ADAPTATION = {"learning_rate": 0.3, "l2": 0.5}
+PRECISIONS = {"cpu": {"float32": "highest"}, "cuda": {"float32": "highest", "TF32": "high", "bfloat16": "medium"}}
+"""The products of two steps, and the value of ``torch.set_float32_matmul_precision`` that leads to them."""
+KINDS = 1_000
+"""Words are alike if their numbers are equal modulo this."""
 
 
 def text(length: int, features: int, classes: int, device: str) -> tuple[Tensor, Tensor]:
@@ -66,9 +77,24 @@ def text(length: int, features: int, classes: int, device: str) -> tuple[Tensor,
     generator = torch.Generator().manual_seed(0)
     ranks = torch.arange(1, classes + 1, dtype=torch.float64)
     words = torch.multinomial(1 / ranks, length, replacement=True, generator=generator)
-    kinds = torch.randn(1_000, features, generator=generator)
-    h = 0.2 * (kinds[words % 1_000] + torch.randn(length, features, generator=generator))
+    h = 0.2 * (kinds(features)[words % KINDS] + torch.randn(length, features, generator=generator))
     return h.to(device), words.to(device)
+
+
+def kinds(features: int) -> Tensor:
+    """Return the direction of each kind of words."""
+    return torch.randn(KINDS, features, generator=torch.Generator().manual_seed(1))
+
+
+def trained_layer(features: int, classes: int, device: str) -> nn.Linear:
+    """Return a layer that knows how frequent words are and, roughly, which activations they follow."""
+    head = nn.Linear(features, classes, device=device)
+    noise = torch.randn(classes, features, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        head.weight.copy_(12 / features * (kinds(features)[torch.arange(classes) % KINDS] + noise))
+        assert head.bias is not None
+        head.bias.copy_(-torch.arange(1, classes + 1).log())
+    return head
 
 
 def pointer_loop(h: Tensor, one_hot: Tensor, targets: Tensor, model: Tensor, first: int, window: int) -> list[float]:
@@ -121,13 +147,26 @@ def compare(
     ours: Callable[[], object], n: int, loop: Callable[[], object], m: int, device: str, rounds: int
 ) -> dict[str, Any]:
     """Measure the seconds of both for each token, in turn; ours handles n tokens in a call and the loop m."""
-    times: dict[str, list[float]] = {"ours": [], "loop": []}
     ours()  # The first call is slower.
+    return ratio(take_turns({"loop": (loop, m), "ours": (ours, n)}, device, rounds), "loop", "ours")
+
+
+def take_turns(
+    sides: Mapping[str, tuple[Callable[[], object], int]], device: str, rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds for each token of each side, which is given with the tokens that it handles in a call."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
-        times["loop"].append(seconds(loop, device) / m)
-        times["ours"].append(seconds(ours, device) / n)
-    found = {name: statistics.median(values) for name, values in times.items()}
-    return {"seconds_a_token": times, "median": found, "ratio": found["loop"] / found["ours"]}
+        for name, (work, tokens) in sides.items():
+            times[name].append(seconds(work, device) / tokens)
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], loop: str, ours: str) -> dict[str, Any]:
+    """Return the times of two of the sides, their medians and the ratio of these."""
+    pair = {"loop": times[loop], "ours": times[ours]}
+    found = {name: statistics.median(values) for name, values in pair.items()}
+    return {"seconds_a_token": pair, "median": found, "ratio": found["loop"] / found["ours"]}
 
 
 def perplexity(log_probs: Tensor | list[float]) -> float:
@@ -195,30 +234,101 @@ def beside_the_layer(
     }
 
 
-def bench_mbpa(size: dict[str, int], device: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Compare MbPA with its loop: the same perplexity, and the time of each query."""
-    n, k = size["window"], size["neighbours"]
-    queries = size["queries"] if steps == 1 else size["two_step_queries"]
-    few = min(size["loop_queries"], queries)
-    h, targets = text(n + queries, size["features"], size["mbpa_classes"], device)
-    head = nn.Linear(size["features"], size["mbpa_classes"], device=device)
-    mbpa = MbPA(n, k, steps, **ADAPTATION)
+@contextmanager
+def multiplying(precision: str) -> Iterator[None]:
+    """Multiply float32 with this precision: ``highest``, ``high`` or ``medium``."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
-    def ours() -> Tensor:
-        mbpa.reset()
-        mbpa.observe(h[:n], targets[:n])
-        return mbpa.sequence_log_prob(h[n:], targets[n:], head.weight, head.bias)
 
-    def loop() -> list[float]:
-        return [
-            copy_and_adapt(h[t], h[t - n : t], targets[t - n : t], targets[t], head, k, steps)
-            for t in range(n, n + few)
-        ]
+class Adaptation:
+    """MbPA of some steps and its loop, for the same queries at a full window."""
 
-    pair = perplexity(loop()), perplexity(ours()[:few])
-    if abs(pair[0] / pair[1] - 1) > 1e-3:
-        raise AssertionError(f"loop and MbPA disagree: perplexity {pair[0]} and {pair[1]}")
-    return {"perplexity_float32": pair, "steps": steps} | compare(ours, queries, loop, few, device, rounds)
+    def __init__(self, size: dict[str, int], device: str, steps: int) -> None:
+        self.window, self.neighbours, self.steps = size["window"], size["neighbours"], steps
+        prefix = "" if steps == 1 else "two_step_"
+        self.queries = size[f"{prefix}queries"]
+        self.few = min(size[f"{prefix}loop_queries"], self.queries)
+        features, classes = size["features"], size["mbpa_classes"]
+        self.h, self.targets = text(self.window + self.queries, features, classes, device)
+        self.head = trained_layer(features, classes, device)
+        self.mbpa = MbPA(self.window, self.neighbours, steps, **ADAPTATION)
+
+    def ours(self, precision: str = "highest") -> Tensor:
+        """Return log p of all queries."""
+        h, targets, n = self.h, self.targets, self.window
+        self.mbpa.reset()
+        self.mbpa.observe(h[:n], targets[:n])
+        with multiplying(precision):
+            return self.mbpa.sequence_log_prob(h[n:], targets[n:], self.head.weight, self.head.bias)
+
+    def loop(self, precision: str = "highest") -> list[float]:
+        """Return log p of the first queries."""
+        h, targets, n = self.h, self.targets, self.window
+        with multiplying(precision):
+            return [
+                copy_and_adapt(
+                    h[t], h[t - n : t], targets[t - n : t], targets[t], self.head, self.neighbours, self.steps
+                )
+                for t in range(n, n + self.few)
+            ]
+
+    def agreed(self, loop: list[float], ours: Tensor) -> tuple[float, float]:
+        """Return the perplexities of both over the queries of the loop, which must agree in float32."""
+        pair = perplexity(loop), perplexity(ours[: self.few])
+        if abs(pair[0] / pair[1] - 1) > 1e-3:
+            raise AssertionError(f"loop and MbPA disagree: perplexity {pair[0]} and {pair[1]}")
+        return pair
+
+
+def bench_one_step(size: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
+    """Compare MbPA of one step with its loop: the same perplexity, and the time of each query."""
+    both = Adaptation(size, device, steps=1)
+    pair = both.agreed(both.loop(), both.ours())
+    times = compare(both.ours, both.queries, both.loop, both.few, device, rounds)
+    return {"perplexity_float32": pair, "steps": 1} | times
+
+
+def bench_two_steps(size: dict[str, int], device: str, rounds: int, profiled: bool) -> dict[str, dict[str, Any]]:
+    """Compare MbPA of two steps in each precision with its loop in float32: perplexities, and times of a query."""
+    both, precisions = Adaptation(size, device, steps=2), PRECISIONS[device]
+    ours = {name: both.ours(precision) for name, precision in precisions.items()}
+    loop = both.loop()
+    both.agreed(loop, ours["float32"])
+    sides: dict[str, tuple[Callable[[], object], int]] = {"loop": (both.loop, both.few)}
+    if "TF32" in precisions:
+        both.loop(precisions["TF32"])
+        sides["loop in TF32"] = partial(both.loop, precisions["TF32"]), both.few
+    sides |= {name: (partial(both.ours, precision), both.queries) for name, precision in precisions.items()}
+    times = take_turns(sides, device, rounds)
+    exact, results = perplexity(ours["float32"]), {}
+    for name, found in ours.items():
+        results[name] = {"steps": 2, "products": name} | ratio(times, "loop", name)
+        results[name]["perplexity"] = {
+            "loop": perplexity(loop),
+            "ours_on_the_same_words": perplexity(found[: both.few]),
+            "ours_on_all_words": perplexity(found),
+            "change_by_precision": perplexity(found) / exact - 1,
+        }
+        if "loop in TF32" in times:
+            results[name]["seconds_a_token"]["loop in TF32"] = times["loop in TF32"]
+        if profiled:
+            print(f"two steps, {name}:\n{profile(partial(both.ours, precisions[name]), device)}")
+    return results
+
+
+def profile(work: Callable[[], object], device: str) -> str:
+    """Return the operations that take most of the time of ``work``, with their milliseconds and calls."""
+    activities = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as found:
+        seconds(work, device)
+    spent = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"
+    events = sorted(found.key_averages(), key=lambda event: -getattr(event, spent))
+    return "\n".join(f"{getattr(each, spent) / 1000:9.1f} ms {each.count:6d} × {each.key[:80]}" for each in events[:12])
 
 
 def header(device: str, commit: str | None) -> dict[str, Any]:
@@ -245,6 +355,15 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def two_step_line(found: dict[str, Any]) -> str:
+    words = found["perplexity"]
+    line = f"perplexity {words['ours_on_the_same_words']:.6f} where the loop has {words['loop']:.6f}; on all words "
+    line += f"{words['ours_on_all_words']:.6f}, {words['change_by_precision']:+.1e} of that in float32"
+    if "loop in TF32" in found["seconds_a_token"]:
+        line += f"; the loop in TF32: {1 / statistics.median(found['seconds_a_token']['loop in TF32']):,.0f} tokens/s"
+    return line
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(SIZES), default="cpu")
@@ -253,6 +372,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of both sides (default 1: see above)")
     parser.add_argument("--commit", help="commit to name in the record (default: that of git)")
     parser.add_argument("--only", choices=["cache", "mbpa"], help="measure only this memory")
+    parser.add_argument("--profile", action="store_true", help="list the slowest operations of MbPA's two steps")
     for name in SIZES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     options = parser.parse_args(arguments)
@@ -266,9 +386,10 @@ def main(arguments: list[str] | None = None) -> None:
         name = f"cache, n = {size['window']:,}, V = {size['classes']:,}"
         results[name] = bench_cache(size, options.device, options.rounds)
     if options.only != "cache":
-        for steps in (1, 2):
-            name = f"MbPA, {steps} step{'s' * (steps > 1)}, K = {size['neighbours']:,}, V = {size['mbpa_classes']:,}"
-            results[name] = bench_mbpa(size, options.device, options.rounds, steps)
+        shape = f"K = {size['neighbours']:,}, V = {size['mbpa_classes']:,}"
+        results[f"MbPA, 1 step, {shape}"] = bench_one_step(size, options.device, options.rounds)
+        for name, found in bench_two_steps(size, options.device, options.rounds, options.profile).items():
+            results[f"MbPA, 2 steps, {name}, {shape}"] = found
     print(table(results))
     for name, found in results.items():
         if "beside_the_layer" in found:
@@ -276,6 +397,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}: output layer and cache together take {ratio:.2f}× the output layer alone")
         if found.get("steps") == 1:
             print(f"{name}: 245,000 words would take {245_000 * found['median']['ours']:,.0f} s")
+        if found.get("steps") == 2:
+            print(f"{name}: {two_step_line(found)}")
     if options.json:
         options.json.write_text(json.dumps({"environment": where, "sizes": size, "results": results}, indent=1) + "\n")
 

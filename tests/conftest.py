@@ -1,6 +1,7 @@
 """Set-up of every test: one thread, repeatable examples, and a reason to skip where there is no GPU."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ if not torch.cuda.is_available():
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile("default")
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell sets it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

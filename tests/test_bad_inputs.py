@@ -49,6 +49,17 @@ def a_flag(name: str) -> list[Row]:
     return [(name, "no", TypeError, name), (name, 1, TypeError, name)]
 
 
+def a_constant(name: str, size: int, instead: str) -> list[Row]:
+    """Return what is refused as ``size`` numbers without a gradient; the error says what to do ``instead``."""
+    return [
+        (name, [1.0] * size, TypeError, f"{name} must be a tensor"),
+        (name, torch.ones(size - 1), ValueError, "shape"),
+        (name, torch.ones(size, dtype=torch.int64), TypeError, "floating point"),
+        (name, torch.ones(size, requires_grad=True), ValueError, instead),
+        (name, torch.ones(size, device="meta"), ValueError, "device"),
+    ]
+
+
 def a_workspace() -> list[Row]:
     return an_integer("workspace", 1)
 
@@ -90,31 +101,20 @@ TARGET_ROWS: list[Row] = [
     ("impl", "fast", ValueError, "impl"),
     ("impl", None, ValueError, "impl"),
 ]
+PART_ROWS: list[Row] = [("rows", 3, TypeError, "RowPart.of"), ("rows", slice(0, 6), TypeError, "RowPart.of")]
 CLASS_WEIGHT_ROWS: list[Row] = [
-    ("weight", [1.0] * 6, TypeError, "weight must be a tensor"),
-    ("weight", torch.ones(5), ValueError, "shape"),
-    ("weight", torch.ones(6, dtype=torch.int64), TypeError, "floating point"),
-    ("weight", torch.ones(6, requires_grad=True), ValueError, "gradient"),
-    ("weight", torch.ones(6, device="meta"), ValueError, "device"),
+    *a_constant("weight", 6, instead="gradient"),
     ("reduction", "avg", ValueError, "reduction"),
     ("reduction", None, ValueError, "reduction"),
     *a_number("label_smoothing", -0.1, 1.1),
 ]
 PRIOR_ROWS: list[Row] = [
-    ("prior", [0.0] * 6, TypeError, "prior must be a tensor"),
-    ("prior", torch.zeros(5), ValueError, "shape"),
-    ("prior", torch.zeros(6, dtype=torch.int64), TypeError, "floating point"),
-    ("prior", torch.zeros(6, requires_grad=True), ValueError, "linear_bias"),
-    ("prior", torch.zeros(6, device="meta"), ValueError, "device"),
+    *a_constant("prior", 6, instead="linear_bias"),
     ("prior", torch.tensor([0, 0, 0, 0, 0, NAN]), ValueError, "got nan"),
     ("prior", torch.tensor([0, 0, INF, 0, 0, 0]), ValueError, "got inf"),
 ]
 TOKEN_WEIGHT_ROWS: list[Row] = [
-    ("token_weight", [1.0] * 3, TypeError, "token_weight must be a tensor"),
-    ("token_weight", torch.ones(2), ValueError, "shape"),
-    ("token_weight", torch.ones(3, dtype=torch.int64), TypeError, "floating point"),
-    ("token_weight", torch.ones(3, requires_grad=True), ValueError, "none"),
-    ("token_weight", torch.ones(3, device="meta"), ValueError, "device"),
+    *a_constant("token_weight", 3, instead="none"),
     ("token_weight", torch.tensor([1, NAN, 1]), ValueError, "got nan"),
     ("token_weight", torch.tensor([1, 1, INF]), ValueError, "got inf"),
     *a_number("z_loss", -0.1, INF),
@@ -272,12 +272,22 @@ TABLE: dict[str, list[Row]] = {
         *MASKED_ROWS,
         *TOKEN_WEIGHT_ROWS,
         *SHAPE_ROWS,
+        *PART_ROWS,
     ],
-    "linear_log_prob": [*LOSS_ROWS, *TARGET_ROWS, *PRIOR_ROWS, *MASKED_ROWS, *SHAPE_ROWS, *a_flag("entropy")],
+    "linear_log_prob": [
+        *LOSS_ROWS,
+        *TARGET_ROWS,
+        *PRIOR_ROWS,
+        *MASKED_ROWS,
+        *SHAPE_ROWS,
+        *PART_ROWS,
+        *a_flag("entropy"),
+    ],
     "linear_topk": [
         *LOSS_ROWS,
         *PRIOR_ROWS,
         *SHAPE_ROWS,
+        *PART_ROWS,
         *an_integer("k", 1),
         ("k", 7, ValueError, "k must be at most"),
     ],
@@ -404,6 +414,12 @@ EXCEPTIONS = {
     "add_counts": "the write calls it",
     "merge_sums": "the write calls it",
     "mix_rows": "the write calls it",
+    "RowPart": "RowPart.of makes it",
+    "RowPart.of": "it needs ranks: tests/distributed/test_row_parts.py tries them",
+    "RowPart.agreement": "the losses call it",
+    "RowPart.gather": "the losses call it",
+    "RowPart.max_": "the losses call it",
+    "RowPart.sum_": "the losses call it",
     "refuse_sharded": "the layer calls it",
     "weight_to_write": "the layer calls it",
     "fsdp_modules": "the write calls it",

@@ -298,7 +298,7 @@ HARMLESS: dict[str, Callable[[Machine], None]] = {
 }
 
 TestHundredsOfSteps = Machine.TestCase
-TestHundredsOfSteps.settings = settings(max_examples=20, stateful_step_count=30)
+TestHundredsOfSteps.settings = settings(max_examples=12, stateful_step_count=30)
 
 
 @pytest.mark.slow

@@ -3,10 +3,11 @@
     python -m benchmarks.output_layer                                          # small shapes on this CPU
     PYTHONPATH=src:peers python -m benchmarks.output_layer --device cuda --json h200.json
 
-eq TFLOP/s is 6·N·d·V over the time: three matrix products, which every exact computation needs. The peak is the best
-matrix product of the same run. Extra memory does not include the returned gradients; a step returns none, so there it
-includes them. Errors are relative to float64. On a CPU one thread is used by default, because on a busy machine several
-threads mostly wait for a core.
+eq TFLOP/s is 6·N·d·V over the time: three matrix products, which every exact computation needs. Contenders take turns,
+and so do plain matrix products that last as long as the problem; "% of best" is relative to the best rate of these.
+Extra memory does not include the returned gradients; a step returns none, so there it includes them. Errors are
+relative to float64. On a CPU one thread is used by default, because on a busy machine several threads mostly wait for a
+core. The promises are checked by ``python -m benchmarks.output_layer.bars`` over the JSON files of several runs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.output_layer import bars, problems, report
-from benchmarks.output_layer.measuring import free_memory, gemm_rates
-from benchmarks.output_layer.session import Session, run_cpu, run_full
+from benchmarks.output_layer.session import PARTS, Session, run_cpu, run_full
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -32,7 +32,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shapes", help="only these shapes, for example A,B (CUDA) or 1,2 (CPU)")
     parser.add_argument("--only", help="only contenders whose name contains one of these words, for example ours,liger")
-    parser.add_argument("--no-sweeps", action="store_true", help="leave out the sweeps over V and N")
+    parser.add_argument("--without", help="leave out contenders whose name contains one of these words")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of the full run on CUDA: {', '.join(PARTS)}")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds for each contender (default 1)")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--budget", type=float, help="seconds after which the rest is skipped (default on CUDA: 440)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
@@ -67,23 +69,20 @@ def main(arguments: list[str] | None = None) -> None:
     print("\n".join(f"{key}: {value}" for key, value in head.items() if value is not None), flush=True)
     budget = options.budget if options.budget is not None else 440.0 if device == "cuda" else None
     only = options.only.split(",") if options.only else None
-    session = Session(device, budget, only, seconds=0.01 if quick else 1.0)
-    peaks = {dtype: gemm_rates(device, dtype, quick) for dtype in dict.fromkeys(spec.dtype for spec in specs)}
-    free_memory(device)
-    for dtype, rates in peaks.items():
-        listed = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
-        print(f"GEMM TFLOP/s, {str(dtype).removeprefix('torch.')}: {listed}", flush=True)
+    parts = options.parts.split(",")
+    if set(parts) - set(PARTS):
+        raise SystemExit(f"--parts: unknown {', '.join(sorted(set(parts) - set(PARTS)))}; use {', '.join(PARTS)}")
+    without = options.without.split(",") if options.without else None
+    session = Session(device, budget, only, without, seconds=0.01 if quick else options.seconds)
 
     def checked() -> list[bars.Bar]:
-        full = device == "cuda" and not quick
-        return bars.check(session.entries, max(peaks[torch.bfloat16].values())) if full else []
+        return bars.check([session.entries]) if device == "cuda" and not quick else []
 
     def save() -> None:
         record: dict[str, Any] = head | {
             "seconds": round(session.spent(), 1),
-            "gemm_tflops": {str(dtype).removeprefix("torch."): rates for dtype, rates in peaks.items()},
             "mean_target_probability": {s.title(): p for s, p in session.target_probabilities.items()},
-            "entries": [report.record_of(entry, session.entries, peaks) for entry in session.entries],
+            "entries": [report.record_of(entry, session.entries) for entry in session.entries],
             "bars": [vars(bar) for bar in checked()],
         }
         if options.json:
@@ -93,11 +92,9 @@ def main(arguments: list[str] | None = None) -> None:
     if device == "cpu" and not quick:
         run_cpu(session, specs, not options.no_compile)
     else:
-        sweeps = problems.QUICK_SWEEPS if quick else problems.CUDA_SWEEPS
-        compiles = device == "cuda" and not options.no_compile
-        run_full(session, specs, {} if options.no_sweeps else sweeps, compiles)
+        run_full(session, specs, parts, compiles=device == "cuda" and not options.no_compile)
     save()
-    print("\n" + report.table(session.entries, peaks, session.target_probabilities))
+    print("\n" + report.table(session.entries, session.target_probabilities))
     if listed := report.kernels(session.entries):
         print("\n" + listed)
     if checked():

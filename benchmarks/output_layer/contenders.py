@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.output_layer.problems import Problem
+from benchmarks.output_layer.problems import Problem, Spec
 from hebbian_softmax.loss import linear_cross_entropy
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.options import Options
@@ -32,10 +32,12 @@ class Contender:
 
     name: str
     kind: str
-    """ours, baseline, peer (with its defaults), tuned, padded, approximate, graph, step, or step with write."""
+    """ours, baseline, peer (with its defaults), tuned, padded, approximate, product, graph, step, step with write."""
     build: Callable[[Problem], tuple[Run, str]]
-    optional: bool = False
-    """Whether it is slow to prepare (a compile), so that it comes after everything else of the same shape."""
+    compiles: bool = False
+    """Whether it takes a compilation by torch.compile, which can be left out."""
+    operations: Callable[[Spec], int] = lambda spec: spec.flops
+    """The operations of one run, by which its rate is computed."""
 
 
 def differentiate(loss: Loss, problem: Problem) -> Run:
@@ -114,6 +116,8 @@ def eager_fp32(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) 
 
 
 def compiled(problem: Problem) -> tuple[Run, str]:
+    torch._dynamo.config.recompile_limit = 64  # Each problem compiles the function again.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # It would run without compilation otherwise.
     return differentiate(torch.compile(eager_fp32, dynamic=False), problem), "logits upcast in the loss"
 
 
@@ -161,5 +165,5 @@ TORCH = [
     Contender("eager", "peer", plain(eager, "logits of W's dtype")),
     Contender("eager, fp32 logits", "peer", plain(eager_fp32)),
     Contender("chunked torch loop", "baseline", plain(chunked_loop, "1024 rows, dW in fp32")),
-    Contender("torch.compile", "peer", compiled, optional=True),
+    Contender("torch.compile", "peer", compiled, compiles=True),
 ]

@@ -1,15 +1,16 @@
-"""Measuring: time, memory and error of each contender, and the machine's rate of matrix products (GEMM)."""
+"""Measuring: time, memory and error of contenders that take turns."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import random
 import re
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,12 @@ from benchmarks.output_layer.contenders import Contender, Gradients, Run, Unavai
 from benchmarks.output_layer.problems import Problem, Reference, Spec
 from benchmarks.output_layer.profiling import peak_cpu_bytes
 
-TOLERANCE = {torch.bfloat16: 0.1, torch.float32: 1e-3}
+TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.1, torch.float32: 1e-3}
 """Relative gradient errors above this count as wrong. bf16 rounds logits, their gradients and sums by 0.4 % each."""
+BURST = {"cuda": 0.04, "cpu": 0.0}
+"""The least seconds of a turn: short runs are repeated, so that the host's launches run ahead of the device."""
+SLOW = {"cuda": 2.5, "cpu": math.inf}
+"""Contenders that take this many times as long as the fastest take turns apart, since a GPU cools among them."""
 
 
 @dataclass
@@ -37,7 +42,14 @@ class Entry:
     ms: float | None = None
     host_ms: float | None = None
     """The milliseconds until everything was launched; on a GPU more than ``ms`` if the host is slower."""
-    repeats: int = 0
+    samples: list[float] = field(default_factory=list)
+    """The milliseconds of a run, one number for each turn; ``ms`` is their median."""
+    burst: int = 1
+    """The runs in each turn."""
+    preparation_s: float | None = None
+    """The seconds until it could be timed: compilation, tuning and the first runs."""
+    operations: int | None = None
+    """The operations of a run, where they are not those of the problem."""
     extra_bytes: int | None = None
     """The peak memory beyond what was held before, less the returned gradients of h and W."""
     kernels: dict[str, float] | None = None
@@ -48,7 +60,7 @@ class Entry:
 
     def tflops(self) -> float | None:
         """Return the equivalent TFLOP/s; None if the time is not known."""
-        return None if self.ms is None else equivalent_tflops(self.spec.flops, self.ms)
+        return None if self.ms is None else equivalent_tflops(self.operations or self.spec.flops, self.ms)
 
 
 def equivalent_tflops(flops: int, ms: float) -> float:
@@ -137,10 +149,12 @@ def first_runs(
     entry.host_ms = 1e3 * (time.perf_counter() - start)
     synchronize(device)
     seconds = time.perf_counter() - start
-    if device == "cuda" and contender.kind != "graph":  # A graph holds its memory before the replay.
+    if contender.kind in ("graph", "product"):  # A graph holds its memory before the replay.
+        pass
+    elif device == "cuda":
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = torch.cuda.max_memory_allocated() - before - returned
-    elif device == "cpu" and seconds < 10:  # Watching the memory takes a third run.
+    elif seconds < 10:  # Watching the memory takes a third run.
         returned = sum(t.nbytes for t in outputs[1:]) if outputs is not None else 0
         entry.extra_bytes = peak_cpu_bytes(run) - returned
     if outputs is not None and truth is not None:
@@ -157,13 +171,19 @@ def _size(errors: dict[str, float] | None, name: str) -> float:
 
 
 def measure(
-    contenders: list[Contender], problem: Problem, truth: Reference | None, device: str, seconds: float = 1.0
+    contenders: list[Contender],
+    problem: Problem,
+    truth: Reference | None,
+    device: str,
+    seconds: float = 1.0,
+    why_not: Callable[[], str] = lambda: "",
 ) -> list[Entry]:
-    """Measure contenders that take turns, one run each, for about ``seconds`` each, and return entries with medians.
+    """Measure contenders that take turns for about ``seconds`` each, and return entries with medians and all samples.
 
-    If a contender raises, its entry tells the reason, and its memory is freed.
+    If a contender raises, its entry tells the reason, and its memory is freed. Those still to be prepared when
+    ``why_not`` gives a reason are skipped.
     """
-    entries = [Entry(problem.spec, c.name, c.kind) for c in contenders]
+    entries = [Entry(problem.spec, c.name, c.kind, operations=c.operations(problem.spec)) for c in contenders]
     runs: dict[int, Run] = {}
     each: dict[int, float] = {}
     marks: dict[int, list[tuple[Any, Any]]] = {i: [] for i in range(len(entries))}
@@ -180,28 +200,35 @@ def measure(
         free_memory(device)  # After the except block, because the traceback keeps tensors alive.
 
     def prepare(i: int) -> None:
+        if reason := why_not():
+            raise UnavailableError(reason)
+        start = time.perf_counter()
         runs[i], each[i] = first_runs(entries[i], contenders[i], problem, truth, device)
+        entries[i].preparation_s = time.perf_counter() - start
+        entries[i].burst = repeats_within(BURST[device], each[i], least=1)
 
     def turn(i: int) -> None:
         start = mark(device)
-        runs[i]()
+        for _ in range(entries[i].burst):
+            runs[i]()
         marks[i].append((start, mark(device)))
-
-    for i in range(len(entries)):
-        guarded(i, partial(prepare, i))
-    if runs:
-        turns = sum(each[i] for i in runs)
-        chance = random.Random(0)
-        for _ in range(repeats_within(seconds * len(runs), turns, least=3 if turns < 20 else 1)):
-            for i in chance.sample(list(runs), len(runs)):  # No one always follows the same one.
-                guarded(i, partial(turn, i))
 
     def conclude(i: int) -> None:
         synchronize(device)
-        times = [between_ms(*pair) for pair in marks[i]]
-        if times:
-            entries[i].ms, entries[i].repeats = statistics.median(times), len(times)
+        entries[i].samples = [between_ms(*pair) / entries[i].burst for pair in marks[i]]
+        if entries[i].samples:
+            entries[i].ms = statistics.median(entries[i].samples)
 
+    for i in range(len(entries)):
+        guarded(i, partial(prepare, i))
+    chance = random.Random(0)
+    for group, share in zip(alike(each, runs, SLOW[device]), (1.0, 0.3), strict=False):  # The slow ones get less time.
+        turns = sum(each[i] * entries[i].burst for i in group)
+        for _ in range(repeats_within(share * seconds * len(group), turns, least=3 if turns < 5 else 1)):
+            for i in chance.sample(group, len(group)):  # No one always follows the same one.
+                if i in runs:
+                    guarded(i, partial(turn, i))
+        synchronize(device)
     for i in range(len(entries)):
         guarded(i, partial(conclude, i))
     runs.clear()
@@ -209,38 +236,13 @@ def measure(
     return entries
 
 
-def sustained_tflops(product: Callable[[], object], flops: int, device: str, seconds: float) -> float:
-    """Return the rate of a product that is repeated for ``seconds``, because a hot card is slower than a cold one."""
-    for _ in range(3):
-        product()
-    repeats = repeats_within(seconds, seconds_of(product, device), most=100_000)
-    synchronize(device)
-    start = mark(device)
-    for _ in range(repeats):
-        product()
-    end = mark(device)
-    synchronize(device)
-    return equivalent_tflops(repeats * flops, between_ms(start, end))
+def alike(each: dict[int, float], among: Iterable[int], slow: float) -> list[list[int]]:
+    """Return the contenders that take less than ``slow`` times as long as the fastest, and apart from them the others.
 
-
-@torch.no_grad()
-def gemm_rates(device: str, dtype: torch.dtype, quick: bool) -> dict[str, float]:
-    """Return the TFLOP/s of a square product and of the three of shape A, on random data; the largest is the peak."""
-    large = device == "cuda" and not quick
-    seconds = 2.0 if large else 0.05 if quick else 0.5
-    side = 8192 if large else 64 if quick else 1024
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, device=device, dtype=dtype)
-
-    def rate(a: Tensor, b: Tensor) -> float:
-        out = torch.mm(a, b)
-        return sustained_tflops(
-            lambda: torch.mm(a, b, out=out), 2 * a.shape[0] * a.shape[1] * b.shape[1], device, seconds
-        )
-
-    rates = {f"{side}^3": rate(normal(side, side), normal(side, side))}
-    if large:
-        h, weight, dz = normal(6_400, 2_048), normal(267_776, 2_048), normal(6_400, 267_776)
-        rates |= {"A's logits": rate(h, weight.T), "A's dh": rate(dz, weight), "A's dW": rate(dz.T, h)}
-    return rates
+    >>> alike({0: 1.0, 1: 9.0, 2: 1.5, 3: 0.1}, [0, 1, 2], 2.5)
+    [[0, 2], [1]]
+    """
+    found = list(among)
+    limit = slow * min((each[i] for i in found), default=0.0)
+    groups = [i for i in found if each[i] <= limit], [i for i in found if each[i] > limit]
+    return [group for group in groups if group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,15 +34,19 @@ class Spec:
 A = Spec("A", 51_200, 2_048, 267_735)
 B = Spec("B", 8_192, 1_024, 32_768)
 C = Spec("C", 4_096, 512, 267_735)
-CUDA = [A, B, C]
-CUDA_SWEEPS = {
-    "V": [Spec(f"V={v:,}", 4_096, 512, v) for v in (10_000, 33_000, 100_000, 267_735, 1_000_000, 4_000_000)],
-    "N": [Spec(f"N={n:,}", n, 1_024, 32_768) for n in (256, 1_024, 4_096, 16_384, 65_536)],
-}
+D, D1, D16 = (Spec(name, n, 4_096, 128_256) for name, n in (("D", 4_096), ("D1", 1_024), ("D16", 16_384)))
+E = Spec("E", 16_384, 2_048, 248_320)
+F = Spec("F", 8_192, 576, 49_152)
+CUDA = [B, C, F, D1, D, D16, E, A]
+"""Short ones first, so that a spent budget leaves out as few as possible."""
 CPU_SIZES = [(32, 64, 1_623), (256, 128, 10_000), (512, 256, 33_278), (512, 256, 267_735), (2_048, 128, 50_257)]
 CPU = [Spec(f"{i + 1}", *size, dtype=t) for i, size in enumerate(CPU_SIZES) for t in (torch.float32, torch.bfloat16)]
-QUICK = [Spec("A", 48, 32, 203), Spec("B", 32, 16, 128), Spec("C", 32, 16, 203, dtype=torch.float32)]
-QUICK_SWEEPS = {"V": [Spec("V=99", 32, 16, 99)], "N": [Spec("N=8", 8, 16, 128)]}
+QUICK = [
+    Spec("A", 48, 32, 203),
+    Spec("B", 32, 16, 128),
+    Spec("C", 32, 16, 203, dtype=torch.float32),
+    Spec("D", 32, 64, 256),
+]
 
 
 @dataclass
@@ -54,8 +59,10 @@ class Problem:
     targets: Tensor
     bias: Tensor | None = None
 
-    def padded(self, multiple: int = 64) -> Problem:
-        """Return the problem with zero rows appended to W, so that matrix products are fast."""
+    @cached_property
+    def padded(self) -> Problem:
+        """The problem with zero rows appended to W: matrix products are fast, and every package takes it."""
+        multiple = 256
         rows = -self.spec.classes % multiple
         if not rows:
             raise ValueError(f"{self.spec.classes:,} classes need no padding")

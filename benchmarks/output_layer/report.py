@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.output_layer.bars import added_by_write
+from benchmarks.output_layer.bars import added_by_write, peak
 from benchmarks.output_layer.measuring import Entry
+from benchmarks.output_layer.peers import PUBLISHED
 from benchmarks.output_layer.problems import Spec
 from hebbian_softmax.lab.base import environment
 
 EAGER = "eager"
+PACKAGES = ("triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl", "cut-cross-entropy")
 COLUMNS = (
-    f"{'':<58} {'ms':>10} {'eq TFLOP/s':>10} {'of peak':>8} {'host ms':>8} {'eager/it':>8} {'extra GB':>8} "
+    f"{'':<58} {'ms':>10} {'eq TFLOP/s':>10} {'% of best':>9} {'host ms':>8} {'eager/it':>8} {'extra GB':>8} "
     f"{'dh err':>8} {'dW err':>8}"
 )
-
-Peaks = dict[torch.dtype, dict[str, float]]
-"""The rates of matrix products of which shares are shown."""
 
 
 def header(device: str, commit: str | None, command: str) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def header(device: str, commit: str | None, command: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: _version(name) for name in ("triton", "liger-kernel", "cut-cross-entropy")},
+        **{name: _version(name) for name in PACKAGES},
         "commit": commit or environment.commit(),
         "command": command,
     }
@@ -60,8 +59,8 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
 
-def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any]:
-    spec, rate = entry.spec, entry.tflops()
+def record_of(entry: Entry, entries: list[Entry]) -> dict[str, Any]:
+    spec = entry.spec
     return {
         "shape": spec.name,
         "n": spec.n,
@@ -76,9 +75,13 @@ def record_of(entry: Entry, entries: list[Entry], peaks: Peaks) -> dict[str, Any
         "note": entry.note,
         "median_ms": entry.ms,
         "host_ms": entry.host_ms,
-        "repeats": entry.repeats,
-        "eq_tflops": rate,
-        "share_of_gemm_peak": None if rate is None else rate / peak_of(peaks),
+        "burst": entry.burst,
+        "preparation_s": entry.preparation_s,
+        "samples_ms": [round(sample, 5) for sample in entry.samples],
+        "published_ms": PUBLISHED.get((spec.name, entry.contender), (None,))[0] if entry.ms is None else None,
+        "operations": entry.operations,
+        "eq_tflops": entry.tflops(),
+        "share_of_product": share(entry, entries),
         "eager_over_it": eager_ratio(entry, entries),
         "extra_bytes": entry.extra_bytes,
         "relative_errors": _finite(entry.errors),
@@ -95,23 +98,24 @@ def _finite(errors: dict[str, float] | None) -> dict[str, float | None] | None:
     return {name: error if math.isfinite(error) else None for name, error in errors.items()}
 
 
-def peak_of(peaks: Peaks) -> float:
-    """Return the peak over all dtypes: some CPUs multiply bf16 slower than fp32, and a contender may convert."""
-    return max(rate for rates in peaks.values() for rate in rates.values())
+def share(entry: Entry, entries: list[Entry]) -> float | None:
+    """Return the rate of an entry over that of the best product on a problem of the same size."""
+    rate, best = entry.tflops(), peak(entry.spec, entries)
+    return None if rate is None or best is None else rate / best
 
 
 def eager_ratio(entry: Entry, entries: list[Entry]) -> float | None:
     """Return how many times faster the entry is than eager torch on the same problem."""
     eager = next((e.ms for e in entries if e.spec == entry.spec and e.contender == EAGER), None)
-    return None if eager is None or entry.ms is None or entry.kind.startswith("step") else eager / entry.ms
+    return None if eager is None or entry.ms is None or entry.kind.startswith(("step", "product")) else eager / entry.ms
 
 
-def table(entries: list[Entry], peaks: Peaks, target_probabilities: dict[Spec, float]) -> str:
+def table(entries: list[Entry], target_probabilities: dict[Spec, float]) -> str:
     lines = [COLUMNS]
     for spec in dict.fromkeys(entry.spec for entry in entries):
         probability = target_probabilities.get(spec)
         lines.append(spec.title() + ("" if probability is None else f", mean p(target) {probability:.2g}"))
-        lines += [_row(entry, entries, peaks) for entry in entries if entry.spec == spec]
+        lines += [_row(entry, entries) for entry in entries if entry.spec == spec]
     return "\n".join(lines)
 
 
@@ -134,14 +138,17 @@ def _first(kernels: dict[str, float], most: int) -> list[tuple[str, float]]:
     return listed[:most] + ([("all others", rest)] if rest else [])
 
 
-def _row(entry: Entry, entries: list[Entry], peaks: Peaks) -> str:
+def _row(entry: Entry, entries: list[Entry]) -> str:
     name = f"  {entry.contender}" + (" [approximate]" if entry.kind == "approximate" else "")
     rate = entry.tflops()
     if entry.ms is None or rate is None:
-        return f"{name:<58} {entry.status}: {entry.reason}"
+        ms, where = PUBLISHED.get((entry.spec.name, entry.contender), (None, ""))
+        published = "" if ms is None else f" (published, not measured here: {ms:g} ms {where})"
+        return f"{name:<58} {entry.status}: {entry.reason}{published}"
     errors = entry.errors or {}
     cells = [
-        f"{name:<58} {entry.ms:10.3f} {rate:10.3g} {100 * rate / peak_of(peaks):7.1f}%",
+        f"{name:<58} {entry.ms:10.3f} {rate:10.3g}",
+        _cell(part if (part := share(entry, entries)) is None else 100 * part, ".1f"),
         _cell(entry.host_ms, ".2f"),
         _cell(eager_ratio(entry, entries), ".2f"),
         _cell(None if entry.extra_bytes is None else entry.extra_bytes / 1e9, ".2f"),

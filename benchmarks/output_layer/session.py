@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,20 +13,11 @@ from benchmarks.output_layer.contenders import GRAPH, OURS, TORCH, Contender
 from benchmarks.output_layer.measuring import Entry, free_memory, measure, reason_of
 from benchmarks.output_layer.peers import PADDED, PEERS, TORCH_LCE, TORCH_LCE_TUNED
 from benchmarks.output_layer.problems import Problem, Reference, Spec, draw, reference
+from benchmarks.output_layer.products import PRODUCTS
 from benchmarks.output_layer.profiling import kernels_ms, rule_kernels_ms
 from benchmarks.output_layer.steps import CPU_STEPS, STEP_GRAPHS, STEPS
 
-_BOTH = ("ours", "ours, fp32 master", "torch.compile")
-FAST = {
-    "B": (*_BOTH, "eager", "Liger, best chunk"),
-    "C": (
-        *_BOTH,
-        "torch.compile, padded (bias of -inf)",
-        "eager, padded (bias of -inf)",
-        "Liger, best chunk, padded (zero rows)",
-    ),
-}
-"""Contenders that keep the matrix units busy, for the shapes where they fit into memory together."""
+PARTS = ("losses", "graphs", "steps", "kernels", "peaked")
 
 
 class Session:
@@ -37,10 +28,12 @@ class Session:
         device: str,
         budget: float | None = None,
         only: list[str] | None = None,
+        without: list[str] | None = None,
         seconds: float = 1.0,
         after_part: Callable[[], None] = lambda: None,
     ) -> None:
         self.device, self.budget, self.only, self.seconds = device, budget, only, seconds
+        self.without = without or []
         self.after_part = after_part
         self.entries: list[Entry] = []
         self.target_probabilities: dict[Spec, float] = {}
@@ -101,14 +94,19 @@ class Session:
         return ""
 
     def _wanted(self, contender: Contender) -> bool:
-        return self.only is None or any(word.lower() in contender.name.lower() for word in self.only)
+        def named(words: list[str]) -> bool:
+            return any(word.lower() in contender.name.lower() for word in words)
+
+        if contender.kind == "product":  # Shares are relative to it.
+            return True
+        return (self.only is None or named(self.only)) and not named(self.without)
 
     def _measure(self, spec: Spec, group: list[Contender]) -> list[Entry]:
         reason, status = self.why_not(), "skipped"
         if not reason:
             try:
                 problem = self._problem_of(spec)
-                found = measure(group, problem, self._truths[spec], self.device, self.seconds)
+                found = measure(group, problem, self._truths[spec], self.device, self.seconds, self.why_not)
                 self._check_device(found)
                 return found
             except Exception as error:  # From the inputs or the reference; entries tell what contenders raise.
@@ -137,61 +135,36 @@ class Session:
                 self._lost = f"device lost after {found[-1].contender} ({reason_of(error)})"
 
 
-def without_optional(contenders: list[Contender]) -> list[Contender]:
-    return [c for c in contenders if not c.optional]
-
-
-def loss_contenders(spec: Spec) -> list[Contender]:
+def loss_contenders(spec: Spec, compiles: bool) -> list[Contender]:
     padded = PADDED if spec.classes % 64 else []
-    return [*OURS, *TORCH, *PEERS, *padded]
+    return [c for c in (*PRODUCTS, *OURS, *PEERS, *TORCH, *padded) if compiles or not c.compiles]
 
 
-def run_full(session: Session, specs: list[Spec], sweeps: dict[str, list[Spec]], compiles: bool) -> None:
-    """Measure everything, most important first: the shapes, their steps, peaked logits, then the sweeps."""
-    for spec in specs:
-        # The fast ones take turns where they fit into memory together. Then the device is never idle and equally hot
-        # for all, as it was for the peak. Slow ones among them would let it cool and its clock rise.
-        fast = [c for c in loss_contenders(spec) if c.name in FAST.get(spec.name, ())]
-        session.part(spec, fast if compiles else without_optional(fast), together=True)
-        session.part(spec, without_optional([c for c in loss_contenders(spec) if c not in fast]))
-    for spec in specs:
-        if spec.name in ("B", "C"):
+def run_full(session: Session, specs: list[Spec], parts: Sequence[str], compiles: bool) -> None:
+    """Measure everything, most important first: the losses at every shape, then the other parts."""
+    if "losses" in parts:
+        for spec in specs:
+            session.part(spec, loss_contenders(spec, compiles), together=True)
+    short = [spec for spec in specs if spec.name in ("B", "C")]
+    if "graphs" in parts:
+        for spec in short:
             session.part(spec, [GRAPH])
-    for spec in specs:
-        session.part(spec, [*STEPS, *(STEP_GRAPHS if spec.name in ("B", "C") else [])])
-    largest = [spec for spec in specs if spec.name == "A"]
-    if session.device == "cuda":
+    if "steps" in parts:
+        for spec in specs:
+            session.part(spec, [*STEPS, *(STEP_GRAPHS if spec in short else [])])
+    if "kernels" in parts and session.device == "cuda":
         for spec in specs:
             session.profile(spec)
-    for spec in specs:
-        kinds = ("ours", "approximate") if spec in largest else ("ours", "approximate", "peer")
-        peaked = [c for c in without_optional([*OURS, *TORCH, *PEERS]) if c.kind in kinds]
-        session.part(replace(spec, logits="peaked"), peaked)
-    for base, name in (("C", "V"), ("B", "N")):
-        for spec in sweeps.get(name, []):
-            session.part(spec, [*OURS[:1], *fastest_exact(session.entries, base)])
-    if compiles:
-        for spec in largest:  # Last, because it hardly fits and takes a compile to try.
-            session.part(spec, [c for c in loss_contenders(spec) if c.optional])
+    if "peaked" in parts:
+        for spec in specs:
+            kinds = ("ours", "approximate") if spec.name == "A" else ("ours", "approximate", "peer")
+            peaked = [c for c in (*OURS, *TORCH, *PEERS) if c.kind in kinds and not c.compiles]
+            session.part(replace(spec, logits="peaked"), peaked, together=True)
 
 
 def run_cpu(session: Session, specs: list[Spec], compiles: bool) -> None:
     """Measure the losses, then whole steps without and with the write; all take turns, which a busy CPU needs."""
-    torchs = [c for c in TORCH if c.name != "eager, fp32 logits"]
+    torchs = [c for c in TORCH if c.name != "eager, fp32 logits" and (compiles or not c.compiles)]
     for spec in specs:
-        losses = [*OURS, *(torchs if compiles else without_optional(torchs)), TORCH_LCE, TORCH_LCE_TUNED]
-        session.part(spec, losses, together=True)
+        session.part(spec, [*PRODUCTS, *OURS, *torchs, TORCH_LCE, TORCH_LCE_TUNED], together=True)
         session.part(spec, CPU_STEPS, together=True)
-
-
-def fastest_exact(entries: list[Entry], shape: str, count: int = 2) -> list[Contender]:
-    """Return the fastest contenders with right gradients on that shape, none padded; plain torch if there are none."""
-    usable = {c.name: c for c in [*TORCH, *PEERS] if c.kind in ("peer", "tuned", "baseline") and not c.optional}
-    timed = [
-        (entry.ms, entry.contender)
-        for entry in entries
-        if entry.spec.name == shape and entry.spec.logits == "random" and entry.contender in usable
-        if entry.status == "ok" and entry.ms is not None
-    ]
-    names = [name for _, name in sorted(timed)] or [c.name for c in TORCH]
-    return [usable[name] for name in names[:count]]

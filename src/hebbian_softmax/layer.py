@@ -272,8 +272,7 @@ class HebbianSoftmax(nn.Linear):
         options = Options(weight, reduction, self.ignore_index, label_smoothing, *more)
         options.check(weight_of_head, h.shape[:-1])
         if not torch.compiler.is_compiling():
-            if self.context is not None:
-                raise RuntimeError("head.loss remembers by itself; call it outside of head.targets(...)")
+            target_context.refuse_within(self, "head.loss")
             if weight_of_head.shape[0] > self.counts.shape[0]:
                 state.follow_weight(self)
             check_rows_at_hand(self, weight_of_head, h)
@@ -310,6 +309,7 @@ class HebbianSoftmax(nn.Linear):
         become pending when a backward pass gives a gradient to both ``h`` and the weight. For an ``h`` that no graph
         has made (frozen features), the gradient of ``head(h)`` counts, or of what ``h`` and ``head.weight`` compute.
         """
+        target_context.refuse_within(self, "head.remember")
         flat, flat_targets = self.batch_to_memorize(h, targets)
         if not torch.is_grad_enabled() or _torch.is_transforming() or not self.remembers(warn=True):
             return

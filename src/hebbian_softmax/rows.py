@@ -53,6 +53,8 @@ class RowPart:
             mesh_dim: the dimension of a DTensor's mesh whose ranks share the rows during the computation. It is
                 needed only if the weight is sharded along other dimensions as well, as FSDP2 stores it.
         """
+        if not isinstance(weight, Tensor):
+            raise TypeError(f"weight must be a tensor with the rows of this rank, got {type(weight).__name__}")
         if _torch.is_sharded(weight):
             if group is not None:
                 raise ValueError("group is for plain tensors; the ranks that share a DTensor are those of its mesh")
@@ -71,8 +73,11 @@ class RowPart:
         from torch.distributed.tensor import Shard
 
         mesh, placements = weight.device_mesh, weight.placements
+        names = mesh.mesh_dim_names or ()
+        if mesh_dim is not None and mesh_dim not in (*names, *range(mesh.ndim)):
+            raise ValueError(f"mesh_dim must be a dimension of the mesh, {names or range(mesh.ndim)}, got {mesh_dim!r}")
         if isinstance(mesh_dim, str):
-            mesh_dim = (mesh.mesh_dim_names or ()).index(mesh_dim)
+            mesh_dim = names.index(mesh_dim)
         if mesh_dim is None:
             sharded = [i for i, each in enumerate(placements) if not each.is_replicate()]
             if len(sharded) != 1:
@@ -110,18 +115,21 @@ class RowPart:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up what the ranks have, in place, and return it; ``tensor`` is contiguous."""
-        dist.all_reduce(tensor, group=self.group)
+        if tensor.numel():
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def max_(self, tensor: Tensor) -> Tensor:
         """Take the largest of what the ranks have, in place, and return it; ``tensor`` is contiguous."""
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        if tensor.numel():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return what each rank has, in the order of their rows."""
         found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(found, tensor.contiguous(), group=self.group)
+        if tensor.numel():
+            dist.all_gather(found, tensor.contiguous(), group=self.group)
         return found
 
     @contextmanager

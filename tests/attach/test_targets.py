@@ -284,6 +284,8 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         pass
     with pytest.raises(RuntimeError, match="remembers by itself"), lab.head.targets(y):
         lab.head.loss(*lab.batch(1))
+    with pytest.raises(RuntimeError, match="remembers by itself"), lab.head.targets(y):
+        lab.head.remember(*lab.batch(1))
     with pytest.raises(RuntimeError, match="open already"), lab.head.targets(y), lab.head.targets(y):
         pass
     with pytest.raises(TypeError, match="tensor"):

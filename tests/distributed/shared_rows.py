@@ -40,6 +40,8 @@ class Share:
     function: str = "loss"
     device: str = "cpu"
     impl: str = "auto"
+    autocast: bool = False
+    """Whether the products are in bfloat16, although the operands are not."""
 
     def case(self) -> Case:
         torch.manual_seed(self.n + sum(self.sizes))
@@ -69,12 +71,13 @@ def part_of(case: Case, share: Share, rank: int) -> Case:
 def results_of(share: Share, case: Case, **how: Any) -> list[Tensor]:
     """Return the results and the gradients of input, matrix and bias, for some upstream gradients."""
     options = share.options | how
-    if share.function == "loss":
-        found = [ours(case, **options) if how else eager(case, **options)]
-    else:
-        options |= {} if how else {"impl": "reference"}
-        constants = {"linear_bias": case.linear_bias, "prior": case.prior}
-        found = list(linear_log_prob(case.input, case.linear_weight, case.target, **constants, **options))
+    with torch.autocast(share.device, torch.bfloat16, enabled=share.autocast and case.input.dtype != torch.float64):
+        if share.function == "loss":
+            found = [ours(case, **options) if how else eager(case, **options)]
+        else:
+            options |= {} if how else {"impl": "reference"}
+            constants = {"linear_bias": case.linear_bias, "prior": case.prior}
+            found = list(linear_log_prob(case.input, case.linear_weight, case.target, **constants, **options))
     upstream = share.upstream(found)
     gradients = torch.autograd.grad(found, case.operands(), upstream)
     return [each.detach().cpu() for each in (*found, *gradients)]
@@ -116,7 +119,7 @@ def check_one(share: Share, ranks: list[list[Tensor]]) -> None:
         elif share.dtype == torch.float64:
             assert torch.allclose(mine, truth, rtol=0, atol=EXACT * float(truth.abs().max())), share
         else:
-            assert_no_worse(mine, plain, truth, share.dtype)
+            assert_no_worse(mine, plain, truth, torch.bfloat16 if share.autocast else share.dtype)
 
 
 @contextmanager

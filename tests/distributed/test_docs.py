@@ -93,6 +93,26 @@ def test_fsdp_and_its_checkpoint(pool: Pool, tmp_path: Path) -> None:
     assert_same(pool.run(2, run, code, str(tmp_path)), run_alone())
 
 
+def run_with_shared_rows(code: str) -> list[Tensor]:
+    """Train with the same batches on all ranks, in float64, and return the body, and this rank's rows."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        namespace: dict[str, Any] = {"steps": make_batches(0, 1)}
+        exec(compile(code, str(PAGE), "exec"), namespace)
+        return [namespace["body"].weight.detach(), namespace["weight"].detach()]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_loss_of_shared_rows(pool: Pool) -> None:
+    code = example("rows = RowPart.of")
+    ((body, weight),) = pool.run(1, run_with_shared_rows, code)
+    found = pool.run(3, run_with_shared_rows, code)
+    for mine, _ in found:
+        torch.testing.assert_close(mine, body)
+    torch.testing.assert_close(torch.cat([rows for _, rows in found]), weight)
+
+
 def test_shared_rows_and_their_checkpoint(pool: Pool, tmp_path: Path) -> None:
     code = example("shard_rows(model.head, mesh)", "dcp.save")
     assert_same(pool.run(2, run, code, str(tmp_path), 2), run_alone())
@@ -110,5 +130,6 @@ def test_every_block_is_run() -> None:
         example("fully_shard(model.head, mesh=mesh)", "dcp.save"),
         example("shard_rows(model.head, mesh)", "dcp.save"),
         example("def clip_gradients", 'shard_rows(model.head, mesh["rows"])'),
+        example("rows = RowPart.of"),
     ]
     assert all(any(block in code for code in run_here) for block in blocks())

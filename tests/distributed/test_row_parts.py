@@ -22,10 +22,10 @@ def facts(part: RowPart) -> tuple[int, ...]:
     return part.start, part.rows, part.total, part.largest, dist.get_world_size(part.group)
 
 
-def parts() -> list[Any]:
-    """Return the parts of five rows over two ranks, in two such groups, however they are laid out."""
+def parts(shape: tuple[int, int]) -> list[Any]:
+    """Return this rank's part of five rows on a mesh of this shape, however they are laid out."""
     whole = torch.arange(10.0).reshape(5, 2)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "rows"))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("batch", "rows"))
     placed = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
     by_both = distribute_tensor(whole, mesh, [Shard(0), Shard(0)])
     plain = placed.to_local()
@@ -34,11 +34,13 @@ def parts() -> list[Any]:
     return [*map(facts, found), facts(RowPart.of(torch.zeros(dist.get_rank(), 3)))]
 
 
-def test_parts_of_a_mesh_of_a_group_and_of_all_ranks(pool: Pool) -> None:
-    found = pool.run(4, parts)
-    for rank, mine in enumerate(found):
-        assert mine[:3] == [(0, 3, 5, 3, 2) if rank % 2 == 0 else (3, 2, 5, 3, 2)] * 3
-        assert mine[3] == ([0, 0, 1, 3][rank], rank, 6, 3, 4)
+@pytest.mark.parametrize("shape", [(1, 3), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
+def test_parts_of_a_mesh_of_a_group_and_of_all_ranks(pool: Pool, shape: tuple[int, int]) -> None:
+    ranks = shape[0] * shape[1]
+    expected = {2: [(0, 3, 5, 3, 2), (3, 2, 5, 3, 2)], 3: [(0, 2, 5, 2, 3), (2, 2, 5, 2, 3), (4, 1, 5, 2, 3)]}[shape[1]]
+    for rank, mine in enumerate(pool.run(ranks, parts, shape)):
+        assert mine[:3] == [expected[rank % shape[1]]] * 3
+        assert mine[3] == (sum(range(rank)), rank, sum(range(ranks)), ranks - 1, ranks)
 
 
 def message(call: Callable[[], Any]) -> str:
@@ -77,6 +79,7 @@ def refusals() -> dict[str, str]:
         "k": lambda: linear_topk(h, w, 12, rows=rows),
         "reference": lambda: loss(impl="reference"),
         "transform": lambda: torch.func.grad(loss)(h),
+        "meta": lambda: loss(h.to("meta")),
         "no part": lambda: loss(rows=3),
         "placed": lambda: loss(w=placed),
         "parts": lambda: RowPart.of(wide[0]),
@@ -84,6 +87,10 @@ def refusals() -> dict[str, str]:
         "columns": lambda: RowPart.of(distribute_tensor(whole, mesh, [Shard(1), Replicate()])),
         "replicated": lambda: RowPart.of(distribute_tensor(whole, mesh, [Replicate(), Replicate()])),
         "both": lambda: RowPart.of(placed, dist.group.WORLD),
+        "no tensor": lambda: RowPart.of([[1.0]]),  # type: ignore[arg-type]
+        "no group": lambda: RowPart.of(w, 3),  # type: ignore[arg-type]
+        "no mesh": lambda: RowPart.of(w, mesh_dim="rows"),
+        "no dimension": lambda: RowPart.of(placed, mesh_dim="rows"),
         "none": loss,
     }
     return {name: message(call) for name, call in calls.items()}
@@ -97,12 +104,13 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "no class": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
         "no class of log_prob": "IndexError: target must be in [0, 10] or ignore_index=-100, got 11",
         "masked": "ValueError: target must not be a class that prior masks with -inf, got 5",
-        "prior": "ValueError: prior must have shape (11,) for the classes of all ranks, got (6,)",
-        "weight": "ValueError: weight must have shape (11,) for the classes of all ranks, got (5,)",
+        "prior": "ValueError: prior must have shape (11,), one number for each class of all ranks, got (6,)",
+        "weight": "ValueError: weight must have shape (11,), one number for each class of all ranks, got (5,)",
         "k": "ValueError: k must be at most the number of classes, 11, got 12",
         "reference": 'ValueError: impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or '
         '"triton"',
         "transform": "RuntimeError: a matrix whose rows are shared among ranks cannot go through torch.func",
+        "meta": "RuntimeError: a matrix whose rows are shared among ranks cannot go through torch.func",
         "no part": "TypeError: rows must be a RowPart, as RowPart.of(weight) gives it, got int",
         "placed": "TypeError: with rows=, pass the rows of this rank, weight.to_local(), and no DTensor",
         "parts": f"{matrices}, got (3, 5), (3, 6)",
@@ -110,6 +118,10 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "columns": "ValueError: the ranks that share the rows hold them as Shard(dim=0), got",
         "replicated": "ValueError: mesh_dim must say which ranks share the rows of a weight laid out as",
         "both": "ValueError: group is for plain tensors; the ranks that share a DTensor are those of its mesh",
+        "no tensor": "TypeError: weight must be a tensor with the rows of this rank, got list",
+        "no group": "ValueError: group must be a process group with this rank",
+        "no mesh": "ValueError: mesh_dim is for DTensors, got 'rows' with a Tensor",
+        "no dimension": "ValueError: mesh_dim must be a dimension of the mesh, range(0, 2), got 'rows'",
         "batch of the second": "RuntimeError: the ranks that share the rows must be given inputs of the same shape and "
         "the same options; this one has",
         "none": "no error",
@@ -121,7 +133,7 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
     other = "RuntimeError: another rank that shares the rows has refused its arguments; its error says why"
     assert first["rows of the second"] == first["dtype of the second"] == other
     assert second["rows of the second"] == (
-        "ValueError: linear_weight must have the 5 rows of this rank, classes 6 to 10, got shape (4, 4)"
+        "ValueError: linear_weight must have the 5 rows of this rank, from class 6 on, got shape (4, 4)"
     )
     assert second["dtype of the second"].startswith("TypeError: linear_weight must have the dtype of input")
 

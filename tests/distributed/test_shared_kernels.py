@@ -80,12 +80,16 @@ def joined(ranks: list[tuple[RowTerms, Gradients]]) -> tuple[RowTerms, Gradients
     return terms, Gradients(first.input, weight, None if first.bias is None else torch.cat([g.bias for _, g in ranks]))
 
 
+def both_ways(pool: Pool, shared: Shared) -> list[tuple[RowTerms, Gradients]]:
+    found = pool.run(len(shared.sizes), run, shared)
+    return [joined([rank[way] for rank in found]) for way in range(2)]
+
+
 def check(pool: Pool, *all_shared: Shared) -> None:
     from tests.loss.test_gpu_engine import check as check_with_chunked
 
     for shared in all_shared:
-        found = pool.run(len(shared.sizes), run, shared)
-        both = [joined([rank[way] for rank in found]) for way in range(2)]
+        both = both_ways(pool, shared)
         check_with_chunked(shared.problem, shared.a, shared.b, *both, square=shared.square)
 
 
@@ -122,3 +126,21 @@ def test_every_kind_of_problem(pool: Pool, sizes: tuple[int, ...]) -> None:
         shared(40, 16, 301, sizes, scale_of_logits=40.0),
         shared(0, 16, 301, sizes),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [3, 15])
+def test_an_impossible_target_has_infinite_loss_and_a_gradient(pool: Pool, target: int) -> None:
+    from tests.loss.test_gpu_engine import check as check_with_chunked
+
+    impossible = shared(6, 8, 20, (10, 10), bias=True)
+    problem = impossible.problem
+    assert problem.bias is not None
+    problem.bias[target] = -torch.inf
+    problem.target[0] = target
+    problem.target[2:] = 4
+    for terms, gradients in both_ways(pool, impossible):
+        assert torch.isinf(terms.nll[0])
+        assert torch.isfinite(terms.nll[1:]).all()
+        assert torch.isfinite(terms.normaliser).all()
+        check_with_chunked(problem, impossible.a, impossible.b, (None, gradients))

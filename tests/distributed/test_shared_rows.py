@@ -56,12 +56,20 @@ def test_losses(pool: Pool) -> None:
         Share((100, 0, 111), function="log_prob", operands=many | {"weighted": False}, options={"entropy": True}),
         Share(function="log_prob", options={"entropy": True, "softcap": 3.0}, **TILES),
         Share(function="log_prob", dtype=torch.bfloat16, options={"entropy": True}),
+        Share(dtype=torch.float32, autocast=True, operands={"bias": True}, options={"label_smoothing": 0.1}),
     ])  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(106, 105), (71, 70, 70), (53, 53, 53, 52), (0, 100, 111, 0), (5, 0)], ids=str)
-@pytest.mark.parametrize("chunks", [{}, CHUNKS_OF_ROWS, TILES, {"n": 0}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "chunks"),
+    [
+        *product([(106, 105), (71, 70, 70), (53, 53, 53, 52), (0, 100, 111, 0)], [CHUNKS_OF_ROWS, TILES]),
+        ((5, 0), {}),
+        ((71, 70, 70), {"n": 0}),
+    ],
+    ids=str,
+)
 def test_every_loss(pool: Pool, sizes: tuple[int, ...], chunks: dict[str, Any]) -> None:
     shares = [
         Share(sizes, operands=operands, tokens=tokens, options=options | {"reduction": reduction}, **chunks)
@@ -172,14 +180,6 @@ def exchanges(share: Share) -> list[tuple[str, torch.dtype, int]]:
     return found
 
 
-def top_exchanges(k: int) -> list[tuple[str, torch.dtype, int]]:
-    w = torch.ones((4, 6)[dist.get_rank()], 8)
-    rows = RowPart.of(w)
-    with counted_exchanges() as found:
-        linear_topk(torch.ones(13, 8), w, k, rows=rows)
-    return found
-
-
 @pytest.mark.parametrize("chunks", [{}, pytest.param(CHUNKS_OF_ROWS, marks=pytest.mark.slow), TILES], ids=str)
 def test_what_crosses_the_wire(pool: Pool, chunks: dict[str, Any]) -> None:
     """The formula of docs/distributed.md."""
@@ -198,3 +198,19 @@ def test_what_crosses_the_wire(pool: Pool, chunks: dict[str, Any]) -> None:
                 total[dtype] += count
             assert total == {torch.int64: 2, numbers: expected}
             assert [each for each in found if each[2] == n * d] == [("all_reduce", numbers, n * d)]
+
+
+def exchanges_of_topk(k: int) -> list[tuple[str, torch.dtype, int]]:
+    w = torch.ones((4, 6)[dist.get_rank()], 8)
+    rows = RowPart.of(w)
+    with counted_exchanges() as found:
+        linear_topk(torch.ones(13, 8), w, k, rows=rows)
+    return found
+
+
+@pytest.mark.parametrize(("k", "given"), [(3, 3), (5, 5), pytest.param(10, 6, marks=pytest.mark.slow)])
+def test_what_crosses_the_wire_for_the_likeliest(pool: Pool, k: int, given: int) -> None:
+    """The largest part has six rows, and no rank gives more."""
+    for found in pool.run(2, exchanges_of_topk, k):
+        gathered = [("all_gather", torch.float32, 13 * given), ("all_gather", torch.int64, 13 * given)]
+        assert found == [("all_reduce", torch.int64, 2), *gathered]

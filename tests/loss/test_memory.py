@@ -68,7 +68,7 @@ def test_by_default_it_is_a_fraction_of_what_all_logits_need(dtype: torch.dtype,
             ours(case, impl=impl).backward()
         beside.append(watch.most - sum(each.nbytes for each in case.operands()))
     assert beside[0] > n * v * case.input.element_size()  # Eager torch holds all logits, so the measurement works.
-    assert beside[1] < 0.35 * beside[0]
+    assert beside[1] < 0.36 * beside[0]
 
 
 @pytest.mark.parametrize("n", [128, 129, 200, 257])

@@ -32,7 +32,7 @@ def test_sizes(impl, device, dtype, size, reduction, masked) -> None:
 
 
 @every_engine_in(*DTYPES, slow=(torch.float64, torch.float16))
-@pytest.mark.parametrize("workspace", [None, 9_000, 1])
+@pytest.mark.parametrize("workspace", [None, 9_000, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("smoothing", "weighted"), WEIGHTED)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_options(impl, device, dtype, workspace, smoothing, weighted, reduction) -> None:

@@ -153,6 +153,15 @@ def test_an_adaptation_that_overflows_is_an_error_and_stores_nothing(options) ->
     assert MbPA(4, 3).sequence_log_prob(h, targets, weight).isfinite().all()
 
 
+def test_a_sweep_names_the_rates_that_overflow_and_stores_nothing() -> None:
+    h, targets, weight = 10 * torch.randn(6, 8), torch.tensor([1, 2, 1, 2, 1, 1]), torch.randn(5, 8)
+    mbpa = MbPA(4, 3)
+    with pytest.raises(ValueError, match=r"learning_rates \[1e\+38, 2e\+38\] make them overflow: leave these out"):
+        mbpa.sequence_log_prob(h, targets, weight, learning_rates=[0.1, 1e38, 0.3, 2e38], neighbours=[1, 3])
+    assert len(mbpa) == 0
+    assert mbpa.sequence_log_prob(h, targets, weight, learning_rates=[0.1, 0.3]).isfinite().all()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["weight", "bias"])
 def test_a_layer_that_is_not_finite(where, value) -> None:

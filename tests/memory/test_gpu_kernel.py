@@ -24,7 +24,7 @@ from tests.memory.oracles import stream
 from tests.operations import Watch
 
 pytest.importorskip("triton", reason="the kernel needs Triton")
-gpu = pytest.importorskip("hebbian_softmax.memory.gpu")
+gpu = pytest.importorskip("hebbian_softmax.memory.gpu.cache")
 pytestmark = quiet
 THETA = 0.4
 WORKSPACE = 2**30
@@ -242,6 +242,7 @@ def test_it_is_repeatable_when_many_programs_run() -> None:
     check(first, h, targets, 5000)
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """This needs no GPU, but a process of its own, because Triton may be interpreted in this one."""
     compile_apart("memory/compile_kernels.py", tmp_path)

@@ -327,6 +327,7 @@ def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """This needs no GPU. It runs in a process of its own, since Triton may be interpreted in this one."""
     compile_apart("write/compile_kernels.py", tmp_path)

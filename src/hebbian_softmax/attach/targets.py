@@ -87,6 +87,12 @@ class Targets:
         return torch.cat([targets[..., 1:], last], dim=-1)
 
 
+def refuse_within(head: HebbianSoftmax, name: str) -> None:
+    """Refuse another way to remember inside of the context, which would count the activations twice."""
+    if head.context is not None:
+        raise RuntimeError(f"{name} remembers by itself; call it outside of head.targets(...)")
+
+
 class ContextCall:
     """A call of the head in a context. Its input becomes pending when the gradient of its output comes."""
 

@@ -21,10 +21,12 @@ _DEFAULTS = "mean", None, 0.0, 1.0, 0.0, "auto", None
 _IGNORED = -100
 """The ``ignore_index`` of a caller who gives none."""
 
-_TINY = 2**18
+_TINY = 2**16
 """Up to this number of logits, computing all of them at once takes less time than the bookkeeping of tiles."""
-_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 4 * _TINY, 256 * _TINY
+_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 16 * _TINY, 1024 * _TINY
 """Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
+_FEW_ROWS = 16
+"""With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
 
 
 @outside_of_graphs
@@ -79,7 +81,7 @@ def linear_cross_entropy(
             the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
             differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
-            default on a CPU is half of the logits (in half precision a quarter) within 2 … 128 MiB, and on a GPU one
+            default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
             copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
             half precision that is added up over several tiles.
@@ -115,7 +117,8 @@ def linear_cross_entropy(
             checks.check_operands(input, linear_weight, linear_bias, target)
             options.check(linear_weight, target.shape, rows)
             if rows is not None:
-                check_targets(target, options, rows.total)
+                if target.device.type == "cpu":  # An accelerator checks them later, on all ranks alike.
+                    check_targets(target, options, rows.total)
                 alike += decisive(input, linear_weight, linear_bias), options.decisive(), impl, workspace
     return cross_entropy(input, linear_weight, target, linear_bias, options, impl=impl, workspace=workspace, part=rows)
 
@@ -123,14 +126,20 @@ def linear_cross_entropy(
 def decisive(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> list[object]:
     """Return what of the operands decides on exchanges between the ranks that share the rows."""
     wanted = [each is not None and each.requires_grad for each in (input, linear_weight, linear_bias)]
-    return [tuple(input.shape), product_dtype(input), torch.is_grad_enabled(), wanted]
+    return [tuple(input.shape), product_dtype(input), linear_bias is None, torch.is_grad_enabled(), wanted]
 
 
 def check_targets(target: Tensor, options: Options, classes: int) -> None:
     """Check that every target that counts is a class, and one that is not masked, as far as values can be read."""
     target = target.long()  # Before the comparison with ignore_index: as uint8, 156 equals -100.
     checks.check_values(target, classes, options.ignore_index)
-    if options.prior is not None and classes > 0:
+    if classes > 0:
+        _check_unmasked(target, options)
+
+
+def _check_unmasked(target: Tensor, options: Options) -> None:
+    """Refuse targets that count and that the prior masks, as far as values can be read."""
+    if options.prior is not None:
         if options.token_weight is not None:
             target = target.masked_fill(options.token_weight.reshape(target.shape) == 0, options.ignore_index)
         checks.check_possible(target, options.prior, options.ignore_index)
@@ -159,15 +168,10 @@ def cross_entropy(
     if (linear_weight.shape[0] if part is None else part.total) == 0:
         checks.check_values(target, 0, options.ignore_index)
         return reference.without_classes(input, linear_weight, linear_bias, options.reduction, zero_if_empty)
-    if options.prior is not None and part is None:
-        check_targets(target, options, linear_weight.shape[0])
-    if (
-        impl == "auto"
-        and copy is None
-        and part is None
-        and _suits_reference(input, linear_weight, linear_bias, workspace)
-    ):
-        impl = "reference"
+    if part is None:
+        _check_unmasked(target, options)
+        if impl == "auto" and copy is None and _suits_reference(input, linear_weight, linear_bias, workspace):
+            impl = "reference"
     if impl == "reference":
         return reference.cross_entropy(input, linear_weight, target, linear_bias, options, zero_if_empty)
     if _torch.is_transforming():
@@ -268,6 +272,7 @@ def _suits_reference(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> bool:
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
-    logits, size = _rows(input).shape[0] * linear_weight.shape[0], input.element_size()
-    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 else _TINY
+    rows, size = _rows(input).shape[0], input.element_size()
+    logits = rows * linear_weight.shape[0]
+    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)

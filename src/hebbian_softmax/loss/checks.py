@@ -82,27 +82,25 @@ def agreement(rows: Any, like: Any) -> AbstractContextManager[list[Any]]:
         return nullcontext([])
     if not isinstance(rows, RowPart):
         raise TypeError(f"rows must be a RowPart, as RowPart.of(weight) gives it, got {type(rows).__name__}")
+    if isinstance(like, Tensor) and must_be_traced(like):
+        raise RuntimeError(
+            "a matrix whose rows are shared among ranks cannot go through torch.func, forward-mode differentiation, "
+            "torch.export or tensors without values"
+        )
     return rows.agreement(like)
 
 
 def check_part(rows: RowPart, impl: str, linear_weight: Any, *others: Any) -> None:
     """Check that ``linear_weight`` has the rows that this rank is to have, and that an engine can exchange the rest."""
-    tensors = [each for each in (linear_weight, *others) if isinstance(each, Tensor)]
-    for each in tensors:
-        if _torch.is_sharded(each):
-            raise TypeError("with rows=, pass the rows of this rank, weight.to_local(), and no DTensor")
+    if any(isinstance(each, Tensor) and _torch.is_sharded(each) for each in (linear_weight, *others)):
+        raise TypeError("with rows=, pass the rows of this rank, weight.to_local(), and no DTensor")
     if isinstance(linear_weight, Tensor) and linear_weight.dim() == 2 and linear_weight.shape[0] != rows.rows:
         raise ValueError(
-            f"linear_weight must have the {rows.rows} rows of this rank, classes {rows.start} to {rows.stop - 1}, got "
-            f"shape {tuple(linear_weight.shape)}"
+            f"linear_weight must have the {rows.rows} rows of this rank, from class {rows.start} on, got shape "
+            f"{tuple(linear_weight.shape)}"
         )
     if impl == "reference":
         raise ValueError('impl="reference" needs all rows on one rank; with rows= use "auto", "chunked" or "triton"')
-    if must_be_traced(*tensors):
-        raise RuntimeError(
-            "a matrix whose rows are shared among ranks cannot go through torch.func, forward-mode differentiation, "
-            "torch.export or tensors without values"
-        )
 
 
 def must_be_traced(*tensors: Tensor) -> bool:
@@ -119,20 +117,28 @@ def must_be_traced(*tensors: Tensor) -> bool:
 
 def check_constant_of_classes(name: str, value: Any, linear_weight: Tensor, part: RowPart | None = None) -> None:
     """Check class weights or a prior: constants, one for each class of all ranks; None is allowed."""
+    instead = "learn a linear_bias instead" if name == "prior" else "class weights are those of F.cross_entropy"
+    classes, of_each = (linear_weight.shape[0], "class") if part is None else (part.total, "class of all ranks")
+    _check_constant(name, value, of_each, (classes,), linear_weight, instead)
+
+
+def _check_constant(
+    name: str, value: Any, of_each: str, shape: tuple[int, ...], linear_weight: Tensor, instead: str
+) -> None:
+    """Check numbers without a gradient, one for each class or target; ``instead`` says what has one."""
     if value is None:
         return
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor with a number for each class, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a tensor with a number for each {of_each}, got {type(value).__name__}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {value.dtype}")
-    classes = linear_weight.shape[0] if part is None else part.total
-    if value.shape != (classes,):
-        whose = "" if part is None else " for the classes of all ranks"
-        raise ValueError(f"{name} must have shape ({classes},){whose}, got {tuple(value.shape)}")
+    if value.shape != shape:
+        raise ValueError(
+            f"{name} must have shape {tuple(shape)}, one number for each {of_each}, got {tuple(value.shape)}"
+        )
     if value.device != linear_weight.device:
         raise ValueError(f"{name} must be on the device of linear_weight, {linear_weight.device}, got {value.device}")
     if value.requires_grad:
-        instead = "learn a linear_bias instead" if name == "prior" else "class weights are those of F.cross_entropy"
         raise ValueError(f"{name} must not require a gradient, because it is a constant: {instead}")
 
 
@@ -173,23 +179,9 @@ def check_probabilities_possible(probabilities: Tensor, prior: Tensor) -> None:
 
 def check_token_weight(weight: Any, linear_weight: Tensor, shape: tuple[int, ...]) -> None:
     """Check the weights of tokens: finite constants, one for each target. An accelerator checks the values."""
-    if weight is None:
-        return
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"token_weight must be a tensor with a number for each target, got {type(weight).__name__}")
-    if not weight.is_floating_point():
-        raise TypeError(f"token_weight must be floating point, got {weight.dtype}")
-    if weight.shape != shape:
-        raise ValueError(f"token_weight must have the shape of the targets, {tuple(shape)}, got {tuple(weight.shape)}")
-    if weight.device != linear_weight.device:
-        device = linear_weight.device
-        raise ValueError(f"token_weight must be on the device of linear_weight, {device}, got {weight.device}")
-    if weight.requires_grad:
-        raise ValueError(
-            "token_weight must not require a gradient, because it is a constant: multiply the losses of "
-            'reduction="none" instead'
-        )
-    if not _has_values(weight):
+    instead = 'multiply the losses of reduction="none" instead'
+    _check_constant("token_weight", weight, "target", shape, linear_weight, instead)
+    if weight is None or not _has_values(weight):
         return
     good = weight.isfinite()
     if weight.device.type != "cpu":

@@ -25,7 +25,7 @@ from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Sc
 from hebbian_softmax.loss.ranks import join
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
 
-_LEAST_WORKSPACE = 2**21
+_LEAST_WORKSPACE = 2**23
 """Bytes on a CPU that are not worth saving."""
 _LEAST_LOG = -1e4
 """Below this, exp is 0 in every dtype."""

@@ -83,18 +83,18 @@ class Problem:
             return found.clone() if part is not None and found.is_cuda and found.data_ptr() % 16 else found
 
         options = options or Options()
-        prior = None if options.prior is None else constant(options.prior, wide(dtype))
+        prior = options.prior
         if part is not None:
             prior = None if prior is None else prior[part.start : part.stop]
             if part.rows == 0:  # Kernels have no tile without a class. This one takes no part.
                 weight, bias = weight.new_zeros(1, weight.shape[1]), None if bias is None else bias.new_zeros(1)
-                prior = weight.new_full((1,), -torch.inf, dtype=wide(dtype))
+                prior = weight.new_full((1,), -torch.inf)
         return cls(
             constant(input),
             constant(weight),
             None if bias is None else constant(bias),
             target,
-            prior,
+            None if prior is None else constant(prior, wide(dtype)),
             1 / options.temperature,
             options.softcap,
             part=part,

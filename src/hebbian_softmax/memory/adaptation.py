@@ -10,8 +10,8 @@ A step of size α from θ = (W, b) on :math:`\sum_k w_k \log p(y_k \mid h_k, \ti
 from C = 0, and the logits of any h move by :math:`\sum_k (h^\top h_k + 1)\, C_{kv}`, which has rank K (the 1 comes from
 the bias, and is left out where there is none). At the first step :math:`\tilde p_k` is the model's distribution, the
 same for every query, and the pull to θ is zero. So for Q queries and M keys the change is one product of a Q × M
-matrix, with K entries in each row, and the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`. Later steps need,
-for each query, the logits of its neighbours under its own C: a K × K times K × V product.
+matrix, with K entries in each row, and the M × V matrix of :math:`\mathbb{I}\{y_k = v\} - p_k(v)`.
+:mod:`hebbian_softmax.memory.further` makes the later steps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hebbian_softmax.memory.passes import errors_of
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -29,6 +31,8 @@ class Layer:
 
     weight: Tensor
     bias: Tensor | None
+    product_dtype: torch.dtype
+    """The dtype in which further steps multiply."""
 
     @property
     def classes(self) -> int:
@@ -40,10 +44,15 @@ class Layer:
         for low in range(0, self.classes, width):
             yield range(low, min(low + width, self.classes))
 
-    def logits(self, h: Tensor, tile: range) -> Tensor:
-        """Return the logits (..., len(tile)) of activations (..., d)."""
-        z = h @ self.weight[tile.start : tile.stop].T
-        return z if self.bias is None else z.add_(self.bias[tile.start : tile.stop])
+    def logits(self, h: Tensor, tile: range, width: int | None = None) -> Tensor:
+        """Return the logits (N, len(tile)) of activations (N, d); or (N, width), those beyond the tile -inf."""
+        z = h.new_empty(h.shape[0], len(tile) if width is None else width)
+        z[:, len(tile) :] = -torch.inf
+        inside = z[:, : len(tile)]
+        torch.mm(h, self.weight[tile.start : tile.stop].T, out=inside)
+        if self.bias is not None:
+            inside.add_(self.bias[tile.start : tile.stop])
+        return z
 
     def kernel(self, h: Tensor, keys: Tensor) -> Tensor:
         """Return h·k + 1, by which a unit of C moves the logit of h: (Q, M), or (Q, n, m) for (Q, n, d) and (Q, m, d).
@@ -69,6 +78,11 @@ class Neighbours:
     weights: Tensor
     """w_k, (Q, K); those of a query sum to 1, or to 0 where it has no neighbour."""
 
+    def part(self, low: int, high: int) -> Neighbours:
+        """Return the same for the queries ``low`` … ``high`` - 1 only."""
+        part = slice(low, high)
+        return replace(self, queries=self.queries[part], indices=self.indices[part], weights=self.weights[part])
+
     def compact(self) -> Neighbours:
         """Return the same without the keys that are no neighbour of any query."""
         used, indices = self.indices.unique(return_inverse=True)
@@ -76,17 +90,9 @@ class Neighbours:
         return replace(self, indices=indices, **known)
 
 
-def _errors(log_prob: Tensor, labels: Tensor, tile: range) -> Tensor:
-    """Return 1{y = v} − p(v) for log-probabilities (..., tile) of entries with labels (...), in their memory."""
-    errors = log_prob.exp_().neg_()
-    inside = (labels >= tile.start) & (labels < tile.stop)
-    column = (labels - tile.start).clamp(0, len(tile) - 1).unsqueeze(-1)
-    return errors.scatter_add_(-1, column, inside.unsqueeze(-1).to(errors.dtype))
-
-
 def one_step(layer: Layer, near: Neighbours, rate: float, width: int) -> Iterator[tuple[range, Tensor]]:
     """Yield the logits (Q, tile) of the queries after one step, tile by tile, in 2QMV + 2(Q + M)dV operations."""
-    change = step_of(layer, near).mul_(rate)
+    change = step_of(near, shares_of(layer, near)).mul_(rate)
     for tile in layer.tiles(width):
         yield tile, layer.logits(near.queries, tile).addmm_(change, _model_errors(layer, near, tile))
 
@@ -100,7 +106,7 @@ def one_step_grid(
     logits, which is proportional to the rate. The logits of all pairs share their memory, so the caller must use those
     of one pair before asking for the next.
     """
-    changes = [step_of(layer, near) for near in nears]
+    changes = [step_of(near, shares_of(layer, near)) for near in nears]
     for tile in layer.tiles(width):
         errors = _model_errors(layer, nears[0], tile)
         plain = layer.logits(nears[0].queries, tile)
@@ -115,51 +121,21 @@ def one_step_grid(
         yield tile, pairs()
 
 
-def step_of(layer: Layer, near: Neighbours) -> Tensor:
-    """Return w_k (h·h_k + 1) where key k is a neighbour of the query, and 0 elsewhere, (Q, M)."""
-    change = layer.kernel(near.queries, near.keys)
-    picked = change.gather(1, near.indices).mul_(near.weights)
-    return change.zero_().scatter_(1, near.indices, picked)
+def shares_of(layer: Layer, near: Neighbours) -> Tensor:
+    """Return w_k (h·h_k + 1) of the neighbours, (Q, K), by which their errors move the logits of the query."""
+    return layer.kernel(near.queries, near.keys).gather(1, near.indices).mul_(near.weights)
+
+
+def step_of(near: Neighbours, shares: Tensor) -> Tensor:
+    """Return the shares of all keys, (Q, M): 0 for those that are no neighbour of the query."""
+    step = shares.new_zeros(near.queries.shape[0], near.keys.shape[0])
+    return step.scatter_(1, near.indices, shares)
 
 
 def _model_errors(layer: Layer, near: Neighbours, tile: range) -> Tensor:
     """Return 1{y = v} − p(v) of all keys under the model, (M, tile)."""
-    return _errors(layer.logits(near.keys, tile).sub_(near.normalisers.unsqueeze(1)), near.labels, tile)
-
-
-def several_steps(
-    layer: Layer, near: Neighbours, rate: float, l2: float, steps: int, width: int
-) -> Iterator[tuple[range, Tensor]]:
-    """Yield the logits (Q, tile) of the queries after ``steps`` steps, tile by tile.
-
-    Two steps take 2K²V + 2KdV operations for each query, and twice that with more than one tile. C and the neighbours'
-    logits are held for one tile of classes at a time. But a softmax needs all tiles: where there are several, each step
-    goes through them once for its normalisers, and computes the steps before it again.
-    """
-    keys, labels = near.keys[near.indices], near.labels[near.indices]
-    gram = layer.kernel(keys, keys)
-    kernel = layer.kernel(near.queries.unsqueeze(1), keys)
-    normalisers = [near.normalisers[near.indices]]
-
-    def coefficients(tile: range, plain: Tensor, taken: int) -> Tensor:
-        """Return C of a tile after ``taken`` steps; ``plain`` are the neighbours' logits under the model."""
-        c = torch.zeros_like(plain)
-        for step in range(taken):
-            logits = plain.clone() if step == 0 else torch.baddbmm(plain, gram, c)
-            normaliser = normalisers[step] if step < len(normalisers) else logits.logsumexp(2)
-            errors = _errors(logits.sub_(normaliser.unsqueeze(2)), labels, tile)
-            c.mul_(1 - rate * l2).addcmul_(errors, near.weights.unsqueeze(2), value=rate)
-        return c
-
-    for step in range(1, steps if width < layer.classes else 1):
-        total = torch.full_like(normalisers[0], -torch.inf)
-        for tile in layer.tiles(width):
-            plain = layer.logits(keys, tile)
-            total = torch.logaddexp(total, torch.baddbmm(plain, gram, coefficients(tile, plain, step)).logsumexp(2))
-        normalisers.append(total)
-    for tile in layer.tiles(width):
-        c = coefficients(tile, layer.logits(keys, tile), steps)
-        yield tile, layer.logits(near.queries, tile) + torch.bmm(kernel, c).squeeze(1)
+    log_prob = layer.logits(near.keys, tile).sub_(near.normalisers.unsqueeze(1))
+    return errors_of(log_prob, near.labels - tile.start)
 
 
 class TargetLogProb:

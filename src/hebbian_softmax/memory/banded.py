@@ -14,7 +14,7 @@ Windows of several sizes :math:`n_1 < n_2 < \dots` are nested. So the band is cu
 n_l]`, which are taken in one after the other: a sweep over sizes costs as much as its largest size, and a sweep over θ
 needs no further products.
 
-On a GPU, a kernel computes the band of one θ and one size in half precision (:mod:`hebbian_softmax.memory.gpu`).
+On a GPU, a kernel computes the band of one θ and one size in half precision (:mod:`hebbian_softmax.memory.gpu.cache`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor
 from hebbian_softmax import _triton
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory.history import Timeline
+from hebbian_softmax.memory.products import wide_bmm
 
 Kernel = Callable[[Timeline, float, int, int], Tensor]
 """A function that returns log p_c of a timeline's targets, (B, T), for one θ and one size within a workspace."""
@@ -64,14 +65,6 @@ class RunningSums:
         return (below + (self.sums.log() - every.sums.log())).clamp_(max=0)
 
 
-def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return inner products (B, q, k) in at least float32; CUDA multiplies in half precision and sums in float32."""
-    dtype = wide(queries.dtype)
-    if queries.dtype != dtype and queries.is_cuda:
-        return torch.bmm(queries, keys.mT, out_dtype=dtype)
-    return torch.bmm(queries.to(dtype), keys.to(dtype).mT)
-
-
 def banded_log_prob(
     timeline: Timeline,
     thetas: Sequence[float],
@@ -101,7 +94,7 @@ def banded_log_prob(
 
 def kernel_for(timeline: Timeline) -> Kernel | None:
     """Return the GPU's kernel where it works on this timeline."""
-    gpu = _triton.load("memory.gpu") if timeline.sequence[0].is_cuda else None
+    gpu = _triton.load("memory.gpu.cache") if timeline.sequence[0].is_cuda else None
     return gpu.log_prob if gpu is not None and gpu.available(timeline) else None
 
 
@@ -130,7 +123,7 @@ def _block(
         end = max(0, last - 1 - near)  # One past the newest key that any of the queries reaches.
         for low in range(max(0, first - far), end, columns):
             high = min(low + columns, end)
-            scores = scores_of(queries, timeline.keys(low, high))
+            scores = wide_bmm(queries, timeline.keys(low, high).mT)
             if first - (high - 1) <= near or last - 1 - low > far:
                 t = torch.arange(first, last, device=scores.device).unsqueeze(1)
                 lag = t - torch.arange(low, high, device=scores.device)

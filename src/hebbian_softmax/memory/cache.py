@@ -10,8 +10,9 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.banded import RunningSums, banded_log_prob, kernel_for, scores_of, tile_shape
+from hebbian_softmax.memory.banded import RunningSums, banded_log_prob, kernel_for, tile_shape
 from hebbian_softmax.memory.history import Memory, Timeline
+from hebbian_softmax.memory.products import wide_bmm
 
 
 class NeuralCache(Memory):
@@ -61,7 +62,7 @@ class NeuralCache(Memory):
             every, match = (RunningSums(wanted.shape, [self.theta], like) for _ in range(2))
             for near, classes in zip(keys.split(columns, 1), stored.split(columns, 1), strict=True):
                 if near.shape[1]:
-                    scores = scores_of(queries, near)
+                    scores = wide_bmm(queries, near.mT)
                     every.add(scores)
                     match.add(scores.masked_fill_(wanted.unsqueeze(2) != classes.unsqueeze(1), -torch.inf))
             parts.append(match.log_share_in(every)[0])
@@ -81,7 +82,7 @@ class NeuralCache(Memory):
         rows, columns = tile_shape(streams, len(self), None, checks.check_workspace(None, h.device))
         rows = max(1, rows * columns // len(self))
         for queries, part in zip(streams.split(rows, 1), result.split(rows, 1), strict=True):
-            scores = scores_of(queries, keys)
+            scores = wide_bmm(queries, keys.mT)
             attention = scores.sub_(scores.amax(-1, keepdim=True)).mul_(self.theta).softmax(-1)
             part.scatter_add_(2, stored.unsqueeze(1).expand(attention.shape), attention)
         return result.reshape(*h.shape[:-1], num_classes)

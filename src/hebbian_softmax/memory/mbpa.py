@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,10 @@ from hebbian_softmax.checks import check_integer, check_number
 from hebbian_softmax.loss import linear_log_prob
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.memory import checks
-from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid, several_steps
+from hebbian_softmax.memory.adaptation import Layer, Neighbours, TargetLogProb, one_step, one_step_grid
+from hebbian_softmax.memory.further import Steps, further_steps
 from hebbian_softmax.memory.history import Memory, Timeline
+from hebbian_softmax.memory.products import product_dtype
 
 CLOSE = 2**-7
 """Squared distances below this part of the squared norms are computed again from the differences."""
@@ -34,11 +35,13 @@ class MbPA(Memory):
     of rank K, :math:`\tilde z_v = z_v + \alpha \sum_k w_k (h^\top h_k + 1)(\mathbb{I}\{y_k = v\} - p_k(v))`, which one
     matrix product computes for many queries (:mod:`hebbian_softmax.memory.adaptation`). The L2 term is zero at the
     first step. Each further step needs new softmaxes of the K neighbours for each query: two steps take about 2K²V
-    operations for each query, and 4K²V where a few K × V matrices do not fit in the workspace. While nothing is stored,
-    θ̃ = θ.
+    operations for each query, and 4K²V where a few K × V matrices do not fit in the workspace
+    (:mod:`hebbian_softmax.memory.further`). While nothing is stored, θ̃ = θ.
 
     Shapes and streams are those of :class:`~hebbian_softmax.NeuralCache`. ``weight`` (V, d) and ``bias`` (V,) have the
-    dtype of the activations; a layer below float32 is converted to float32 once in each call.
+    dtype of the activations; a layer below float32 is converted to float32 once in each call. Products of float32 are
+    as precise as ``torch.set_float32_matmul_precision`` says. On a GPU, further steps multiply in bfloat16 and sum in
+    float32 if that is ``medium`` or the activations are in half precision.
 
     Args:
         memory_size: n, the number of entries that each stream keeps.
@@ -174,7 +177,7 @@ class MbPA(Memory):
                 else:
                     found = self._grid_log_prob(layer, nears, rates, wanted, room)
                 result[:, :, stream, first - timeline.start : last - timeline.start] = found
-        self._finite(result)
+        self._finite(result, rates if learning_rates is not None else ())
         self._history.append(streams, labels)
         result = result.reshape(*result.shape[:2], *targets.shape)
         if learning_rates is None:
@@ -201,14 +204,23 @@ class MbPA(Memory):
             checks.check_classes("targets", labels, weight.shape[0])
         checks.check_classes("the stored targets, with weight", self._history.window(streams)[1], weight.shape[0])
         dtype = wide(streams.dtype)
-        return Layer(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+        bias = None if bias is None else bias.detach().to(dtype)
+        return Layer(weight.detach().to(dtype), bias, product_dtype(streams.dtype, streams.device))
 
-    def _finite(self, result: Tensor) -> Tensor:
-        """Return the result if it is no NaN, which a mixture would take for an empty memory."""
-        if bool(result.isnan().any()):
+    def _finite(self, result: Tensor, rates: Sequence[float] = ()) -> Tensor:
+        """Return the result if it is no NaN, which a mixture would take for an empty memory.
+
+        ``rates`` are the α of a sweep, whose results are (..., len(rates), streams, T).
+        """
+        wrong = result.isnan()
+        if bool(wrong.any()):
+            cause = f"learning_rate={self.learning_rate:g}, l2={self.l2:g}, steps={self.steps} make them overflow"
+            if rates:
+                named = [rate for rate, each in zip(rates, wrong.unbind(-3), strict=True) if bool(each.any())]
+                cause = f"the learning_rates {named} make them overflow: leave these out"
             raise ValueError(
                 f"the logits of the adapted layer must be finite in {result.dtype}, but weight and bias hold NaN or "
-                f"inf, or learning_rate={self.learning_rate:g}, l2={self.l2:g}, steps={self.steps} make them overflow"
+                f"inf, or {cause}"
             )
         return result
 
@@ -276,13 +288,8 @@ class MbPA(Memory):
             for tile, logits in one_step(layer, near, self.learning_rate, width):
                 yield slice(0, n), tile, logits
             return
-        rows = max(1, min(n, room // (4 * size * k * (k + near.keys.shape[1])), room // (8 * size * k * layer.classes)))
-        for low in range(0, n, rows):
-            part = slice(low, min(low + rows, n))
-            some = replace(near, queries=near.queries[part], indices=near.indices[part], weights=near.weights[part])
-            width = max(1, room // (8 * size * rows * k))
-            for tile, logits in several_steps(layer, some, self.learning_rate, self.l2, self.steps, width):
-                yield part, tile, logits
+        steps = Steps(self.steps, self.learning_rate, self.l2)
+        yield from further_steps(layer, near, steps, room)
 
     def _target_log_prob(self, layer: Layer, near: Neighbours, targets: Tensor, room: int) -> Tensor:
         """Return log p of the targets (Q,) under θ̃."""

@@ -94,6 +94,16 @@ def test_what_a_killed_run_left_goes(cache: Path) -> None:
     assert not {".writing-5-2024-toy", ".writing-123-2024-toy"} & names(cache)
 
 
+def test_a_run_killed_between_its_two_renames_does_not_lose_the_old_one(cache: Path) -> None:
+    toy = Toy()
+    prepare(toy.plan, quiet=True)
+    (cache / "toy").rename(cache / ".writing-old-toy")
+    corpus, made = prepare(toy.plan, quiet=True)
+    assert (made, toy.made) == (False, 1)
+    assert corpus.path == cache / "toy"
+    assert not (cache / ".writing-old-toy").exists()
+
+
 def test_what_a_run_left_that_was_killed_at_its_very_end_goes(cache: Path) -> None:
     toy = Toy()
     prepare(toy.plan, quiet=True)

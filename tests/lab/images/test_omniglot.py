@@ -194,6 +194,7 @@ def test_what_is_not_there_is_downloaded_and_must_have_the_checksum(root: Path, 
     assert names(empty / "omniglot") == {archive.name for archive in SMALL}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "omniglot").is_dir(), reason="no ../shared/data/omniglot")
 def test_the_real_one(tmp_path: Path) -> None:
     found = load_omniglot(str(REAL), cache_dir=tmp_path, quiet=True)

@@ -137,6 +137,7 @@ def prepare(
     scratch = folder.with_name(f"{TEMPORARY}parts-{folder.name}")
     try:
         with _alone(folder):
+            _put_back(folder)
             found, changed = _existing(folder, plan, root, renew)
             if found is not None and changed is None:  # another process has made it in the meantime
                 return found, False
@@ -217,6 +218,13 @@ def _leavings(folder: Path) -> list[Path]:
     """Return the folders of processes that write this corpus; if none holds its lock, these processes have died."""
     name = re.compile(rf"{re.escape(TEMPORARY)}(\d+|old|parts)-{re.escape(folder.name)}")
     return [path for path in folder.parent.glob(f"{TEMPORARY}*") if name.fullmatch(path.name)]
+
+
+def _put_back(folder: Path) -> None:
+    """Give the corpus its name again, if a process died after it had set it aside and before a new one was in place."""
+    aside = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+    if not folder.exists() and (aside / MANIFEST).exists():
+        aside.rename(folder)
 
 
 def _tidy(folder: Path) -> None:

@@ -1,10 +1,10 @@
 """Memory-based parameter adaptation (MbPA, Sprechmann et al. 2018) as a memory of evaluation time.
 
-MbPA of two steps costs more than a hundred times as much as one step, because each query needs the softmaxes of its K
-neighbours anew (docs/memory.md). A grid of two steps is therefore read on a stretch of the validation text that begins
-where the memory is full, and compared with one step on the same words, each with its best shares there. If two steps
-are better and the time is enough to measure whole texts with them, the best of them reads the whole validation text,
-and whichever number of steps is better there is chosen.
+MbPA of two steps costs many times as much as one step, because each query needs the softmaxes of its K neighbours anew
+(docs/memory.md). A grid of two steps is therefore read on a stretch of the validation text that begins where the memory
+is full, and compared with one step on the same words, each with its best shares there. If two steps are better and the
+time is enough to measure whole texts with them, the best of them reads the whole validation text, and whichever number
+of steps is better there is chosen.
 """
 
 import time
@@ -38,7 +38,8 @@ from hebbian_softmax.lab.language.memories.memory import (
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.lab.language.settings import positive
 
-AT_ONCE = 32  # queries of two steps between two looks at the clock
+CPU_AT_ONCE, AT_ONCE = 32, 1024
+"""Queries of two steps between two looks at the clock, on a CPU and on other devices. They share much of their work."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class MbpaSettings(Memory):
         10_000, "the words that MbPA's memory holds; with --cache, by default as many as the cache", integer(1)
     )
     neighbours: int = setting(1024, "K, the stored words that adapt the output layer", integer(1))
-    steps: int = setting(1, "gradient steps; two cost more than a hundred times as much as one", integer(1, 2))
+    steps: int = setting(1, "gradient steps; two cost many times as much as one", integer(1, 2))
     rate: float = setting(0.3, "α, the size of a step", positive)
     l2: float = setting(0.5, "β, the pull to the model's weights; it has no effect at the first step", number(0))
     share: float = setting(0.04, "λ, MbPA's share in the mixture", number(0, 1))
@@ -268,10 +269,11 @@ def read_stretch(
     mbpa, layer = settings.make(), layer_of(stage.model)
     with usable():
         mbpa.observe(h[:-words], targets[:-words])
-        for low in range(len(targets) - words, len(targets), AT_ONCE):
+        at_once = CPU_AT_ONCE if h.device.type == "cpu" else AT_ONCE
+        for low in range(len(targets) - words, len(targets), at_once):
             if time.monotonic() > deadline:
                 raise OutOfTimeError
-            part = slice(low, min(low + AT_ONCE, len(targets)))
+            part = slice(low, min(low + at_once, len(targets)))
             adapted = mbpa.sequence_log_prob(h[part], targets[part], *layer, workspace=stage.workspace)
             found.append(adapted.cpu())
             progress.update(progress.done + len(found[-1]))

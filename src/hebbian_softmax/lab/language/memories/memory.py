@@ -24,9 +24,10 @@ from hebbian_softmax.lab.language.memories.store import Store
 from hebbian_softmax.lab.language.model import LanguageModel
 from hebbian_softmax.memory import mix
 
-CPU_PIECE = 2**12  # words that memories read at a time on a CPU, so that progress shows often enough
-PIECE = 2**15  # the same on other devices
-SLOW_PIECE = 2**8  # the same on any device, if one of the memories is slow
+CPU_PIECE, PIECE = 2**12, 2**15
+"""Words that memories read at a time on a CPU and on other devices, so that progress shows often enough."""
+SLOW_CPU_PIECE, SLOW_PIECE = 2**8, 2**12
+"""The same if one of the memories is slow."""
 
 Parts = Mapping[str, Tensor]
 """log p of every word but the first under the `model` and under each memory, by its key, on the CPU.
@@ -172,7 +173,7 @@ def pieces(
     `piece` is how many words are read at a time; by default that depends on the device.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
-    usual = SLOW_PIECE if slow else CPU_PIECE if on_cpu else PIECE
+    usual = (SLOW_CPU_PIECE if on_cpu else SLOW_PIECE) if slow else CPU_PIECE if on_cpu else PIECE
     for h, targets in stream(model, ids, chunk=usual if piece is None else piece):
         yield h.squeeze(1), targets.squeeze(1)
 
