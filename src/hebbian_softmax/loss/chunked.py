@@ -18,9 +18,12 @@ precision that is added up over several tiles is summed in float32, so a float32
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hebbian_softmax import _triton
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 from hebbian_softmax.loss.ranks import join
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, padded, ranges
@@ -50,6 +53,12 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
     plan = Plan.of(problem, workspace, entropy)
     tiles = Tiles(problem, plan)
     terms = _empty_terms(problem, entropy)
+    kernels = _kernels(problem)
+    if kernels is not None and plan.classes >= problem.weight.shape[0]:
+        are_known = _find_target_logits(kernels, tiles, terms)
+        for rows in ranges(len(problem.target), plan.rows):
+            kernels.settle(problem, tiles.logits(rows, slice(0, problem.weight.shape[0])), rows, terms, are_known)
+        return terms
     lowest = torch.finfo(terms.nll.dtype).min  # M must be finite, even where no other class is possible.
     for rows in ranges(len(problem.target), plan.rows):
         target, column = problem.target[rows, None], problem.column[rows, None]
@@ -106,6 +115,15 @@ def row_terms_and_gradients(
     sums = _Sums(tiles, needs)
     limits = torch.finfo(terms.nll.dtype)
     everything = slice(0, problem.weight.shape[0])
+    kernels = _kernels(problem)
+    if kernels is not None:
+        are_known = _find_target_logits(kernels, tiles, terms)
+        for rows in ranges(len(problem.target), plan.rows):
+            z = tiles.logits(rows, everything)
+            kernels.settle(problem, z, rows, terms, are_known, scales)
+            sums.add_bias(z, everything)
+            sums.add(z, rows, everything)
+        return terms, sums.gradients()
     for rows in ranges(len(problem.target), plan.rows):
         z = tiles.logits(rows, everything)
         a, b, target = scales.normaliser[rows, None], scales.target[rows, None], problem.target[rows, None]
@@ -149,6 +167,15 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
     plan = Plan.of(problem, workspace, scales.entropy is not None)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
+    kernels = _kernels(problem)
+    if kernels is not None:
+        for classes in ranges(problem.weight.shape[0], plan.classes):
+            for rows in ranges(len(problem.target), plan.rows):
+                z = tiles.logits(rows, classes)
+                kernels.differentiate(problem, z, rows, classes, terms, scales)
+                sums.add_bias(z, classes)
+                sums.add(z, rows, classes)
+        return sums.gradients()
     # exp(z - z_y - nll) is more exact than exp(z - normaliser), but with an impossible target it is NaN.
     impossible = terms.target_logit == -torch.inf
     shift = torch.where(impossible, terms.normaliser, terms.target_logit)
@@ -182,6 +209,23 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
     return sums.gradients()
 
 
+def _kernels(problem: Problem) -> Any:
+    """Return the kernels that do what follows the products of a tile; None where there are none for the problem.
+
+    Ranks that share rows exchange between the passes over a tile, and label smoothing behind a softcap needs one more.
+    """
+    plain = problem.part is None and problem.spread is None and problem.accumulation_dtype == torch.float32
+    return _triton.load("loss.gpu.softmax") if plain and _triton.runs_on(problem.input.device) else None
+
+
+def _find_target_logits(kernels: Any, tiles: Tiles, terms: RowTerms) -> bool:
+    """Store the logits of the targets where the tiles will have them less exactly; return whether that is so."""
+    if tiles.dtype == tiles.wide:
+        return False
+    kernels.find_target_logits(tiles.problem, terms.target_logit, torch.empty_like(terms.target_logit))
+    return True
+
+
 class _Sums:
     """The gradients while they are added up over tiles."""
 
@@ -209,7 +253,7 @@ class _Sums:
     def add_bias(self, dz: Tensor, classes: slice) -> None:
         """Add to the bias's gradient, apart from the rest: while rows of dZ are in the cache and not rounded yet."""
         if self.bias is not None:
-            self.bias[classes] += dz.sum(0)
+            self.bias[classes] += dz.sum(0, dtype=self.bias.dtype)
 
     def gradients(self) -> Gradients:
         """Return the sums, each in the dtype in which it is wanted."""

@@ -71,14 +71,10 @@ class Rows:
     @staticmethod
     def of(problem: Problem, chunk: int) -> Rows:
         """Return room for the terms, with the logits of the targets in place; ``chunk`` is the rows of a chunk."""
-        rows, features = problem.input.shape
+        rows = problem.input.shape[0]
         logit, shift, nll, normaliser = problem.input.new_empty(4, rows, dtype=torch.float32)
         partial = logit.new_empty(-(-problem.weight.shape[0] // TILE_CLASSES) * chunk)
-        if rows:
-            target_logits[(rows,)](
-                problem.input, problem.weight, problem.bias, problem.prior, problem.column, shift, logit,
-                problem.weight.shape[0], features, *_shape(problem), BLOCK=512, **_switches(problem),
-            )  # fmt: skip
+        find_target_logits(problem, logit, shift)
         others = None
         if problem.part is not None:
             others = logit.new_empty(chunk)
@@ -111,11 +107,11 @@ class Rows:
                 self.partial, self.logit, a, b, square, self.slope, problem.input, self.nll, self.normaliser,
                 None if sums is None else sums.factor,
                 None if sums is None else sums.scaled,
-                e, start, rows, classes, features, 0 if e is None else e.stride(0), *_shape(problem),
+                e, start, rows, classes, features, 0 if e is None else e.stride(0), *shape_of_logits(problem),
                 PHASE=phase.value, SQUARE=square is not None, GRADIENT=sums is not None,
                 SCALE=sums is not None and sums.scaled is not None,
                 ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=TILE_CLASSES,
-                PART=64, COLUMNS=128, IEEE=problem.input.dtype == torch.float32, **_switches(problem),
+                PART=64, COLUMNS=128, IEEE=problem.input.dtype == torch.float32, **switches(problem),
                 num_warps=8, num_stages=2,
             )  # fmt: skip
 
@@ -135,6 +131,16 @@ class Rows:
         return largest
 
 
+def find_target_logits(problem: Problem, logit: Tensor, shift: Tensor) -> None:
+    """Store the logits of the targets, in float32 products, and the same in units of log 2."""
+    rows, features = problem.input.shape
+    if rows:
+        target_logits[(rows,)](
+            problem.input, problem.weight, problem.bias, problem.prior, problem.column, shift, logit,
+            problem.weight.shape[0], features, *shape_of_logits(problem), BLOCK=512, **switches(problem),
+        )  # fmt: skip
+
+
 def launch_scores(
     problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None
 ) -> None:
@@ -149,19 +155,19 @@ def launch_scores(
         out,
         _of_classes(problem.bias, classes), _of_classes(problem.prior, classes),
         problem.column, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
-        *_shape(problem),
+        *shape_of_logits(problem),
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
-        STORE=e is not None, IEEE=problem.input.dtype == torch.float32, **_switches(problem),
+        STORE=e is not None, IEEE=problem.input.dtype == torch.float32, **switches(problem),
         num_warps=8, num_stages=3,
     )  # fmt: skip
 
 
-def _shape(problem: Problem) -> tuple[float, float]:
+def shape_of_logits(problem: Problem) -> tuple[float, float]:
     """Return the scale of the logits, and the c of their softcap."""
     return problem.scale, problem.softcap or 0.0
 
 
-def _switches(problem: Problem) -> dict[str, bool]:
+def switches(problem: Problem) -> dict[str, bool]:
     """Return the constants by which a kernel leaves out what is done to logits."""
     return {
         "HAS_BIAS": problem.bias is not None,
@@ -191,7 +197,7 @@ def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = No
 
 
 @triton.jit
-def _capped(u, cap):
+def capped(u, cap):
     """Return c · tanh(u / c) and its derivative, both exact where tanh is near 1."""
     below = 2.0 / (tl.exp(2.0 * tl.abs(u) / cap) + 1.0)  # 1 - |tanh|
     return tl.where(u < 0, -cap, cap) * (1.0 - below), below * (2.0 - below)
@@ -220,7 +226,7 @@ def target_logits(
     if HAS_BIAS:
         logit += tl.load(bias_ptr + target, here, other=0.0).to(tl.float32)
     if CAPPED:
-        logit, _ = _capped(logit, cap)
+        logit, _ = capped(logit, cap)
     if SCALED:
         logit *= scale
     if HAS_PRIOR:
@@ -257,7 +263,7 @@ def _finished(z, bias_ptr, prior_ptr, at, classes, scale, cap, HAS_BIAS: tl.cons
     if CAPPED:
         if HAS_BIAS:
             z += tl.load(bias_ptr + at, is_class, other=0.0).to(tl.float32)[None, :]
-        z, slope = _capped(z, cap)
+        z, slope = capped(z, cap)
         offset = tl.where(is_class, 0.0, float("-inf"))
     elif HAS_BIAS:
         offset = tl.load(bias_ptr + at, is_class, other=float("-inf")).to(tl.float32) * LOG2E
