@@ -209,6 +209,7 @@ def test_modules_of_torch_distributed_are_not_imported() -> None:
 import sys, torch
 from hebbian_softmax import HebbianSoftmax, _torch
 assert not _torch.is_sharded(torch.zeros(2))
+assert _torch.local_rows(torch.ones(2)).sum() == 2
 assert _torch.fsdp_class() is None
 assert "torch.distributed.tensor" not in sys.modules
 assert "torch.distributed.fsdp" not in sys.modules

@@ -218,6 +218,14 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def local_rows(weight: Tensor) -> Tensor:
+    """Return the rows that this process holds, of a DTensor or of a plain tensor; writing to them writes to ``weight``.
+
+    Under ``no_grad`` they are the memory of the DTensor itself (torch 2.11 and 2.13).
+    """
+    return weight.to_local() if is_sharded(weight) else weight
+
+
 def first_row(weight: DTensor) -> int:
     """Return the index of the first row that this rank holds.
 

@@ -52,8 +52,6 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
 
 def check_rows_at_hand(head: HebbianSoftmax, weight: Tensor, h: Tensor) -> None:
     """Raise an error that names the cause if a loss would be computed with rows that are not all that it needs."""
-    if head.row_mesh is None and not is_sharded(weight):
-        return
     if head.row_mesh is not None and is_sharded(h):
         raise TypeError("h must be a plain tensor, equal on all ranks that share the rows, got a DTensor")
     if not is_sharded(weight):
@@ -137,11 +135,6 @@ def wrapped_by_ddp(weight: Tensor) -> bool:
         return False
     wrappers = [module for module in live_modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
     return any(parameter is weight for wrapper in wrappers for parameter in wrapper.parameters())
-
-
-def local_rows(weight: Tensor) -> Tensor:
-    """Return the rows that this process holds; writing to them writes to ``weight``."""
-    return weight.to_local() if is_sharded(weight) else weight
 
 
 def own_rows(weight: DTensor) -> tuple[Tensor, int]:

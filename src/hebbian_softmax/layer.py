@@ -25,7 +25,7 @@ from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.shared_rows import dropout, gathered_logits, shared_loss
+from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -82,8 +82,7 @@ class HebbianSoftmax(nn.Linear):
     context: target_context.Targets | None = None  # the open context of targets()
     in_context, graph_key = False, -1  # what compiled graphs see of it, and the number under which they find this head
     warned_not_called = False
-    row_mesh: DeviceMesh | None = None
-    """The ranks that share the rows and see the same batch; see :func:`~hebbian_softmax.shard_rows`."""
+    row_mesh: DeviceMesh | None = None  # the ranks that share the rows and see the same batch; set by shard_rows()
 
     def __init__(
         self,
@@ -275,13 +274,15 @@ class HebbianSoftmax(nn.Linear):
             target_context.refuse_within(self, "head.loss")
             if weight_of_head.shape[0] > self.counts.shape[0]:
                 state.follow_weight(self)
-            check_rows_at_hand(self, weight_of_head, h)
+            if self.row_mesh is not None or _torch.is_sharded(weight_of_head):
+                check_rows_at_hand(self, weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
-        dropped, soft = dropout(self, flat), flat_targets.is_floating_point()
+        soft = flat_targets.is_floating_point()
+        dropped = F.dropout(flat, self.dropout, self.training) if self.row_mesh is None else same_dropout(self, flat)
         if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
             dropped, copy = dropped.to(weight_of_head.dtype), None
         operands = dropped, weight_of_head, flat_targets, self.bias

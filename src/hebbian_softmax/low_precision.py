@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax.distributed import local_rows
 from hebbian_softmax.loss.dtypes import product_dtype
 
 
@@ -33,7 +32,7 @@ class LowPrecisionCopy:
     @torch.no_grad()
     def of(self, weight: Tensor) -> Tensor:
         """Return the copy of ``weight``, up to date; of a sharded weight, a copy of the rows that this rank holds."""
-        rows = local_rows(weight)
+        rows = _torch.local_rows(weight)
         copy = self.room_for(rows)
         if self._source != _identity(rows, weight):
             copy.copy_(rows)

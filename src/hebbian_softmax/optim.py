@@ -21,8 +21,8 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from hebbian_softmax import _torch, _triton
+from hebbian_softmax._torch import local_rows
 from hebbian_softmax.checks import check_number
-from hebbian_softmax.distributed import local_rows
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.write import kernels_can_write, kernels_suit, write

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hebbian_softmax._torch import is_sharded, own_parameter
+from hebbian_softmax._torch import is_sharded, local_rows, own_parameter
 from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import check_rows_at_hand, fsdp_modules, live_modules, local_rows, wrapped_by_ddp
+from hebbian_softmax.distributed import check_rows_at_hand, fsdp_modules, live_modules, wrapped_by_ddp
 from hebbian_softmax.loss.api import check_targets, cross_entropy, decisive
 from hebbian_softmax.loss.dtypes import wide
 from hebbian_softmax.loss.options import Options
@@ -158,15 +158,12 @@ def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return placed.full_tensor().clone()  # a view would lose FSDP's hooks when it is changed in place
 
 
-def dropout(head: HebbianSoftmax, h: Tensor) -> Tensor:
-    """Return ``F.dropout`` of activations, which drops the same on all ranks that share the rows of ``head``."""
-    if head.row_mesh is None or not head.training or head.dropout == 0:
-        return F.dropout(h, head.dropout, head.training)
-    return _same_dropout(h, head.dropout, head.row_mesh)
-
-
 @_outside_of_graphs
-def _same_dropout(h: Tensor, p: float, mesh: DeviceMesh) -> Tensor:
-    kept, group = F.dropout(torch.ones_like(h), p).ne(0).byte(), mesh.get_group()
+def same_dropout(head: HebbianSoftmax, h: Tensor) -> Tensor:
+    """Return ``F.dropout`` of activations with the mask of the first row rank on all of them."""
+    if not head.training or head.dropout == 0:
+        return h
+    assert head.row_mesh is not None
+    kept, group = F.dropout(torch.ones_like(h), head.dropout).ne(0).byte(), head.row_mesh.get_group()
     dist.broadcast(kept, dist.get_process_group_ranks(group)[0], group=group)
-    return h * kept * (0 if p == 1 else 1 / (1 - p))
+    return h * kept * (0 if head.dropout == 1 else 1 / (1 - head.dropout))

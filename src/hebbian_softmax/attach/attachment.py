@@ -16,7 +16,7 @@ from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import FsdpPending, ShardedPending
 from hebbian_softmax.attach.targets import CallsInGraphs, register
-from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_group, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.state import ensure_filled
 from hebbian_softmax.write import plain_copy, write
@@ -249,11 +249,11 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     """
     if type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax.")):
         return
-    rows = local_rows(weight)
+    rows = _torch.local_rows(weight)
     for name, value in optimizer.state[weight].items():
         if not isinstance(value, Tensor) or value.shape != weight.shape:
             continue
-        copy = local_rows(value).to(rows.dtype)
+        copy = _torch.local_rows(value).to(rows.dtype)
         if torch.equal(copy, rows) and bool(rows.any()):
             raise RuntimeError(
                 f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax._torch import is_sharded
+from hebbian_softmax._torch import is_sharded, local_rows
 from hebbian_softmax.attach.pending import Pending
-from hebbian_softmax.distributed import groups_of_shards, local_rows
+from hebbian_softmax.distributed import groups_of_shards
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write.activations import Activations
 
