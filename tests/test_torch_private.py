@@ -209,6 +209,7 @@ def test_modules_of_torch_distributed_are_not_imported() -> None:
 import sys, torch
 from hebbian_softmax import HebbianSoftmax, _torch
 assert not _torch.is_sharded(torch.zeros(2))
+assert _torch.local_rows(torch.ones(2)).sum() == 2
 assert _torch.fsdp_class() is None
 assert "torch.distributed.tensor" not in sys.modules
 assert "torch.distributed.fsdp" not in sys.modules
@@ -224,6 +225,17 @@ def test_the_class_of_sharded_modules() -> None:
 
     assert _torch.fsdp_class() in (None, FSDPModule)
     assert "FSDPModule" in inspect.getsource(sys.modules[fully_shard.__module__])
+
+
+def test_the_first_row_of_a_shard() -> None:
+    """Several parts need several processes: see ``tests/distributed/test_rows.py``."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert list(inspect.signature(compute_local_shape_and_global_offset).parameters)[:3] == [
+        "global_shape",
+        "mesh",
+        "placements",
+    ]
 
 
 def test_what_modules_override() -> None:

@@ -9,6 +9,7 @@ from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftm
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from hebbian_softmax.rows import RowPart
 from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
+from hebbian_softmax.shared_rows import shard_rows
 
 __version__ = "0.1.0"
 
@@ -32,4 +33,5 @@ __all__ = [
     "linear_log_prob",
     "linear_topk",
     "prepare_fsdp",
+    "shard_rows",
 ]

@@ -218,6 +218,26 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def local_rows(weight: Tensor) -> Tensor:
+    """Return the rows that this process holds, of a DTensor or of a plain tensor; writing to them writes to ``weight``.
+
+    Under ``no_grad`` they are the memory of the DTensor itself (torch 2.11 and 2.13).
+    """
+    return weight.to_local() if is_sharded(weight) else weight
+
+
+def first_row(weight: DTensor) -> int:
+    """Return the index of the first row that this rank holds.
+
+    Uses ``compute_local_shape_and_global_offset`` of ``torch.distributed.tensor._utils`` (torch 2.11 and 2.13), which
+    knows the parts of ``fully_shard`` on a weight that is sharded already.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    return offset[0]
+
+
 def fsdp_class() -> type[FSDPModule] | None:
     """Return the class of the modules given to ``fully_shard``; None where ``fully_shard`` was never called.
 

@@ -13,13 +13,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.checks import check_weight
-from hebbian_softmax.distributed import fsdp_modules, live_modules
+from hebbian_softmax.distributed import fsdp_modules, live_modules, wrapped_by_ddp
 from hebbian_softmax.state import ensure_filled, follow_weight
 
 if TYPE_CHECKING:
@@ -59,6 +58,11 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
     ensure_filled(head)
     follow_weight(head)
     weight = check_weight(head)
+    if head.row_mesh is not None:
+        raise RuntimeError(
+            "add_classes cannot grow a head whose rows are shared by ranks; grow it before shard_rows, or load its "
+            "full state dict into a new head, grow that, and share its rows"
+        )
     if is_sharded(weight) or fsdp_modules(head):
         raise RuntimeError("add_classes cannot grow a head sharded by FSDP; grow it before fully_shard")
     sharers = [module for module in _holders_of(weight) if module is not head]
@@ -154,7 +158,7 @@ def _grow_state(optimizer: torch.optim.Optimizer, parameter: Tensor, old: int, n
 
 
 def _refuse_what_cannot_grow(head: HebbianSoftmax, sharers: list[nn.Module]) -> None:
-    if dist.is_available() and dist.is_initialized() and _wrapped_by_ddp(check_weight(head)):
+    if wrapped_by_ddp(check_weight(head)):
         raise RuntimeError("add_classes cannot grow a head inside DistributedDataParallel; grow it before wrapping")
     for module in sharers:
         own_bias = getattr(module, "bias", None) is not head.bias and getattr(module, "bias", None) is not None
@@ -199,8 +203,3 @@ def _note_holder(module: nn.Module, name: str, parameter: Tensor | None) -> None
     known = _holders.get(id(parameter))
     if name == "weight" and known is not None and known.parameter() is parameter:
         known.modules.append(weakref.ref(module))
-
-
-def _wrapped_by_ddp(weight: Tensor) -> bool:
-    wrappers = [module for module in live_modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
-    return any(parameter is weight for wrapper in wrappers for parameter in wrapper.parameters())

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from hebbian_softmax import _torch, checks
+from hebbian_softmax import _torch, checks, state
 from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment
 from hebbian_softmax.attach.frozen import WeightInUse
-from hebbian_softmax.distributed import refuse_sharded, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import check_same_dtype
@@ -24,15 +25,7 @@ from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
-from hebbian_softmax.state import (
-    adopt_linear,
-    adopt_state,
-    check_counts,
-    ensure_filled,
-    fill_if_known,
-    follow_weight,
-    signature,
-)
+from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
@@ -89,6 +82,7 @@ class HebbianSoftmax(nn.Linear):
     context: target_context.Targets | None = None  # the open context of targets()
     in_context, graph_key = False, -1  # what compiled graphs see of it, and the number under which they find this head
     warned_not_called = False
+    row_mesh: DeviceMesh | None = None  # the ranks that share the rows and see the same batch; set by shard_rows()
 
     def __init__(
         self,
@@ -124,7 +118,7 @@ class HebbianSoftmax(nn.Linear):
         """Set this to False to stop the writes; counting goes on."""
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
-        self.register_buffer("filled", signature(self.weight.device))
+        self.register_buffer("filled", state.signature(self.weight.device))
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
@@ -158,7 +152,7 @@ class HebbianSoftmax(nn.Linear):
             dtype=weight.dtype,
             **options,
         )
-        adopt_linear(head, linear, counts)
+        state.adopt_linear(head, linear, counts)
         return head.train(linear.training)
 
     def to_linear(self) -> nn.Linear:
@@ -218,13 +212,18 @@ class HebbianSoftmax(nn.Linear):
         return total
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # first, and without a look at the graph, so that this stays one graph
+        if (
+            torch.compiler.is_compiling() and self.row_mesh is None
+        ):  # first, and without a look at the graph, so that this stays one graph
             if not self.in_context:
                 return super().forward(input)
             return target_context.linear_in_graph(input, self.weight, self.bias, self.graph_key)
-        if self._attachment is None and self.context is None:
+        if self.row_mesh is not None:
+            logits = gathered_logits(self, input)
+        elif self._attachment is None and self.context is None:
             return super().forward(input)
-        logits = F.linear(input, self._own_weight(), self.bias)
+        else:
+            logits = F.linear(input, self._own_weight(), self.bias)
         target_context.follow_call(self, input, logits)
         # What remember() was given may be this input, which no graph has made.
         if self._attachment is not None and logits.requires_grad and input.grad_fn is None and self.remembers():
@@ -274,19 +273,22 @@ class HebbianSoftmax(nn.Linear):
         if not torch.compiler.is_compiling():
             target_context.refuse_within(self, "head.loss")
             if weight_of_head.shape[0] > self.counts.shape[0]:
-                follow_weight(self)
-            if _torch.is_sharded(weight_of_head):
-                refuse_sharded(weight_of_head, h)
+                state.follow_weight(self)
+            if self.row_mesh is not None or _torch.is_sharded(weight_of_head):
+                check_rows_at_hand(self, weight_of_head, h)
             checks.check_same_place(weight_of_head, h)
             checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         copy = None if self.low_precision is None else self.low_precision.for_products(weight_of_head, h)
         if copy is None:
             check_same_dtype(weight_of_head, h)
-        dropped, soft = F.dropout(flat, self.dropout, self.training), flat_targets.is_floating_point()
+        soft = flat_targets.is_floating_point()
+        dropped = F.dropout(flat, self.dropout, self.training) if self.row_mesh is None else same_dropout(self, flat)
         if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
             dropped, copy = dropped.to(weight_of_head.dtype), None
         operands = dropped, weight_of_head, flat_targets, self.bias
-        if soft:
+        if self.row_mesh is not None:
+            loss = shared_loss(*operands, options, copy)
+        elif soft:
             loss = soft_cross_entropy(*operands, options)
         else:
             loss = cross_entropy(*operands, options, zero_if_empty=True, copy=copy)
@@ -368,8 +370,8 @@ class HebbianSoftmax(nn.Linear):
                     "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
                     "one, and so does head.detach()"
                 )
-        ensure_filled(self)
-        follow_weight(self, attaching=True)
+        state.ensure_filled(self)
+        state.follow_weight(self, attaching=True)
         attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
         self.detach()
         self._attachment = attachment
@@ -384,15 +386,13 @@ class HebbianSoftmax(nn.Linear):
     def memorize(self, h: Tensor, targets: Tensor) -> None:
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
-        What is pending stays pending. With FSDP, and with DDP on an attached head, every rank must call this.
+        What is pending stays pending. With sharded rows, and with DDP on an attached head, every rank must call this.
         """
-        ensure_filled(self)
+        state.ensure_filled(self)
         flat, flat_targets = self.batch_to_memorize(h, targets)
         weight = weight_to_write(self)
-        if self._attachment is not None:
-            group = self._attachment.group()
-        else:
-            group = resolve_group(weight, None) if _torch.is_sharded(weight) else None
+        of_shards = resolve_group(self, weight, None) if _torch.is_sharded(weight) else None
+        group = of_shards if self._attachment is None else self._attachment.group()
         write(self, [Activations(flat, flat_targets)], weight, group)
 
     def forget(self, attachment: Attachment) -> None:
@@ -430,11 +430,11 @@ class HebbianSoftmax(nn.Linear):
         ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
         device, and whose buffers were neither loaded nor initialised, needs this call.
         """
-        self.counts.copy_(check_counts(counts, self.num_classes))
+        self.counts.copy_(state.check_counts(counts, self.num_classes))
         self.nonfinite_count.zero_()
         self._nonfinite_told = 0
         self.running.reset()
-        self.filled.copy_(signature(self.filled.device))
+        self.filled.copy_(state.signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""
@@ -478,23 +478,23 @@ class HebbianSoftmax(nn.Linear):
 
     def batch_to_memorize(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Check a batch; return its activations (N, features) and the classes (N,) for which they are memorised."""
-        follow_weight(self)
+        state.follow_weight(self)
         flat, flat_targets = checks.check_batch(h, targets, features=self.in_features, classes=self.num_classes)
         checks.check_target_values(flat_targets, num_classes=self.num_classes, ignore_index=self.ignore_index)
         return flat, checks.classes_to_memorize(flat_targets, self.ignore_index)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the attachment out of copies and pickles: the optimizer's hook belongs to the original."""
-        fill_if_known(self)
+        state.fill_if_known(self)
         bonds = {"_attachment": None, "context": None, "in_context": False, "graph_key": -1, "checked_filled": None}
         return self.__dict__ | bonds | {"checked_gradients": set(), "low_precision": None}
 
     def _save_to_state_dict(self, *args: Any) -> None:
-        fill_if_known(self)
+        state.fill_if_known(self)
         super()._save_to_state_dict(*args)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        adopt_state(self, state_dict, prefix)
+        state.adopt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._nonfinite_told = 0
         self.counts = self.counts.long()  # with assign=True a state of another dtype is taken as it is

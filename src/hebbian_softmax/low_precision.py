@@ -19,7 +19,7 @@ class LowPrecisionCopy:
 
     def __init__(self) -> None:
         self._tensor: Tensor | None = None
-        self._source: tuple[int, int] | None = None
+        self._source: tuple[int, int, int] | None = None
 
     def for_products(self, weight: Tensor, h: Tensor) -> Tensor | None:
         """Return the copy of ``weight`` if products with ``h`` run in bfloat16; None where they do not."""
@@ -29,12 +29,14 @@ class LowPrecisionCopy:
             return None
         return self.of(weight) if product_dtype(h) == torch.bfloat16 else None
 
+    @torch.no_grad()
     def of(self, weight: Tensor) -> Tensor:
-        """Return the copy of ``weight``, up to date."""
-        copy = self.room_for(weight)
-        if self._source != _identity(weight):
-            copy.copy_(weight.detach())
-            self.note(weight)
+        """Return the copy of ``weight``, up to date; of a sharded weight, a copy of the rows that this rank holds."""
+        rows = _torch.local_rows(weight)
+        copy = self.room_for(rows)
+        if self._source != _identity(rows, weight):
+            copy.copy_(rows)
+            self._source = _identity(rows, weight)
         return copy
 
     def room_for(self, weight: Tensor) -> Tensor:
@@ -48,8 +50,9 @@ class LowPrecisionCopy:
 
     def note(self, weight: Tensor) -> None:
         """Note that the copy holds the weight as it is now."""
-        self._source = _identity(weight)
+        self._source = _identity(weight, weight)
 
 
-def _identity(weight: Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), _torch.version(weight)
+def _identity(rows: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """Return what tells whether the values changed: a change of a DTensor does not count as one of its rows."""
+    return rows.data_ptr(), _torch.version(rows), _torch.version(weight)

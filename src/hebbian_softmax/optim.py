@@ -21,6 +21,7 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from hebbian_softmax import _torch, _triton
+from hebbian_softmax._torch import local_rows
 from hebbian_softmax.checks import check_number
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.low_precision import LowPrecisionCopy
@@ -62,7 +63,7 @@ class OnePass(torch.optim.Optimizer, ABC):
         self._whole_step = inspect.unwrap(type(self).step) is inspect.unwrap(OnePass.step)
         if head is None:
             return
-        if _torch.is_sharded(head.weight):
+        if _torch.is_sharded(head.weight) and head.weight.device_mesh != head.row_mesh:
             raise ValueError(
                 "head has a weight sharded by FSDP2, and no single pass has all of its rows; leave head out and call "
                 "head.attach(optimizer)"
@@ -122,12 +123,12 @@ class OnePass(torch.optim.Optimizer, ABC):
                 self._prepare(p)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            large = [p for p in params if p.numel() >= self.large and _triton.works_on(p)]
+            large = [p for p in params if local_rows(p).numel() >= self.large and _triton.works_on(local_rows(p))]
             alone = {id(p) for p in (*large, weight)}
             self._step_together(group, [p for p in params if id(p) not in alone])
             for p in large:
                 if p is not weight:
-                    _triton.load("write.gpu.update").step_elements(p, self._update(group, p))
+                    _triton.load("write.gpu.update").step_elements(local_rows(p), self._update(group, p))
             if any(p is weight for p in group["params"]):
                 self._step_and_write(group)
         return loss
@@ -180,9 +181,9 @@ class OnePass(torch.optim.Optimizer, ABC):
         assert p.grad is not None
         for name in self._moments:  # a loaded state may have the layout of another parameter
             state[name] = state[name].contiguous()
-        mean, square = (None, *(state[name] for name in self._moments))[-2:]
+        mean, square = (None, *(local_rows(state[name]) for name in self._moments))[-2:]
         update: Update = _triton.load("write.gpu.update").Update(
-            grad=p.grad.contiguous(),
+            grad=local_rows(p.grad).contiguous(),
             mean=mean,
             square=square,
             number=state["step"],
@@ -206,8 +207,9 @@ class OnePass(torch.optim.Optimizer, ABC):
             lr = group["lr"]
             if on_gpu and isinstance(lr, Tensor) and not lr.is_cuda:
                 lr = float(lr)  # torch wants a number or a tensor on the device
-            lists = {name: [self.state[p][name] for p in some] for name in ("step", *self._moments)}
-            lists |= {"param": some, "grad": [p.grad for p in some if p.grad is not None]}
+            lists = {name: [local_rows(self.state[p][name]) for p in some] for name in ("step", *self._moments)}
+            lists |= {"param": [local_rows(p) for p in some]}
+            lists |= {"grad": [local_rows(p.grad) for p in some if p.grad is not None]}
             options = {"lr": lr, "eps": group["eps"], "weight_decay": group["weight_decay"]}
             self._call_torch(lists, self._betas(group), foreach=on_gpu, capturable=on_gpu, **options)
 

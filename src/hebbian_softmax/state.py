@@ -156,6 +156,11 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
                 f"{key} of the loaded state has shape {tuple(value.shape)}, the head's has {tuple(tensor.shape)}; "
                 "make the head with the classes of the state, or grow it with add_classes(n)"
             )
+        if isinstance(value, Tensor) and is_sharded(tensor) and not is_sharded(value):
+            raise ValueError(
+                f"{key} of the loaded state is a plain tensor, and the head's is sharded over ranks; load the state "
+                "before sharding, or with set_model_state_dict and StateDictOptions(full_state_dict=True)"
+            )
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
         raise ValueError(

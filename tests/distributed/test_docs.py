@@ -41,9 +41,10 @@ def make_batches(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
     return batches
 
 
-def run(code: str, folder: str) -> dict[str, Tensor]:
-    """Train the model of the documentation, all in float64, and return its state."""
+def run(code: str, folder: str, row_ranks: int = 1) -> dict[str, Tensor]:
+    """Train the model of the documentation, all in float64, and return its state; row ranks see the same batches."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, world_size = rank // row_ranks, world_size // row_ranks
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(3)
@@ -70,9 +71,9 @@ for batch in steps:
 """
 
 
-def run_alone(more: str = "") -> dict[str, Tensor]:
+def run_alone(more: str = "", loop: str = ALONE) -> dict[str, Tensor]:
     code = next(block for block in blocks() if "class Model" in block)
-    return run(code + ALONE + more, "")
+    return run(code + loop + more, "")
 
 
 def test_ddp(pool: Pool) -> None:
@@ -88,7 +89,7 @@ def test_ddp_with_micro_batches(pool: Pool) -> None:
 
 
 def test_fsdp_and_its_checkpoint(pool: Pool, tmp_path: Path) -> None:
-    code = example("fully_shard(model.head", "dcp.save")
+    code = example("fully_shard(model.head, mesh=mesh)", "dcp.save")
     assert_same(pool.run(2, run, code, str(tmp_path)), run_alone())
 
 
@@ -103,8 +104,8 @@ def run_with_shared_rows(code: str) -> list[Tensor]:
         torch.set_default_dtype(torch.float32)
 
 
-def test_shared_rows(pool: Pool) -> None:
-    code = example("RowPart.of")
+def test_the_loss_of_shared_rows(pool: Pool) -> None:
+    code = example("rows = RowPart.of")
     ((body, weight),) = pool.run(1, run_with_shared_rows, code)
     found = pool.run(3, run_with_shared_rows, code)
     for mine, _ in found:
@@ -112,7 +113,23 @@ def test_shared_rows(pool: Pool) -> None:
     torch.testing.assert_close(torch.cat([rows for _, rows in found]), weight)
 
 
+def test_shared_rows_and_their_checkpoint(pool: Pool, tmp_path: Path) -> None:
+    code = example("shard_rows(model.head, mesh)", "dcp.save")
+    assert_same(pool.run(2, run, code, str(tmp_path), 2), run_alone())
+
+
+def test_shared_rows_and_a_shared_batch(pool: Pool) -> None:
+    code = example("def clip_gradients", 'shard_rows(model.head, mesh["rows"])')
+    clipped = ALONE.replace("optimizer.step()", "nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()")
+    assert_same(pool.run(4, run, code, "", 2), run_alone(loop=clipped))
+
+
 def test_every_block_is_run() -> None:
-    run_here = [example("DistributedDataParallel(model)", "no_sync()"), example("fully_shard(model.head", "dcp.save")]
-    run_here.append(example("RowPart.of"))
+    run_here = [
+        example("DistributedDataParallel(model)", "no_sync()"),
+        example("fully_shard(model.head, mesh=mesh)", "dcp.save"),
+        example("shard_rows(model.head, mesh)", "dcp.save"),
+        example("def clip_gradients", 'shard_rows(model.head, mesh["rows"])'),
+        example("rows = RowPart.of"),
+    ]
     assert all(any(block in code for code in run_here) for block in blocks())

@@ -33,3 +33,9 @@ def test_fsdp(pool: Pool, world_size: int, how: str, options: dict[str, Any]) ->
 def test_what_is_cleared_is_not_written(pool: Pool, how: str, classes: int, world_size: int, set_to_none: bool) -> None:
     setup, options = Setup(classes=classes, set_to_none=set_to_none), {"foreach": True}
     check(pool, how, setup, [4] * world_size, skip_and_go_on, options, device="cuda", micro_batches=2)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "one-pass", "foreach"])
+def test_shared_rows(pool: Pool, optimizer: str) -> None:
+    """One rank: gloo does not scatter tensors of a GPU, and NCCL wants a GPU for each rank."""
+    check(pool, "rows", Setup(optimizer=optimizer, head={"bias": True}, clip=0.1), [5], device="cuda")

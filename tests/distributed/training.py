@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hebbian_softmax import HebbianSoftmax, OnePassAdam, prepare_fsdp
+from hebbian_softmax import HebbianSoftmax, OnePassAdam, prepare_fsdp, shard_rows
 from tests.distributed.pool import Pool
 
 INPUTS, FEATURES = 4, 5
@@ -50,8 +50,11 @@ class Setup:
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
         if self.optimizer == "one-pass" and dist.is_initialized():
-            head = None if isinstance(model.head.weight, DTensor) else model.head
+            head = None if isinstance(model.head, FSDPModule) or isinstance(model, FSDPModule) else model.head
             return OnePassAdam(model.parameters(), lr=0.05, head=head)
+        if self.optimizer == "foreach":  # the default on a GPU; torch takes no mixture of meshes in a group
+            groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
+            return torch.optim.Adam(groups, lr=0.05, foreach=True)
         if self.optimizer == "spread" and dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # importing it uses torch.jit.script
@@ -119,9 +122,25 @@ def mesh(device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, (dist.get_world_size(),))
 
 
+def mesh_of_rows(how: str, device: str = "cpu") -> DeviceMesh:
+    """Return the mesh of batch ranks × row ranks; 1 or 2 ranks share the batch."""
+    batch_ranks = 1 if how in ("rows", "rows-apart") else 2
+    shape = batch_ranks, dist.get_world_size() // batch_ranks
+    return init_device_mesh(device, shape, mesh_dim_names=("batch", "rows"))
+
+
 def wrap(model: Model, how: str, **options: Any) -> nn.Module:
     """Return what is called in place of ``model``; :class:`Training` tells what ``how`` may be."""
-    if how == "alone":
+    if how.startswith("rows"):
+        shard_rows(model.head, options["mesh"]["rows"])
+        how, options = how.removeprefix("rows").removeprefix("-"), options | {"mesh": options["mesh"]["batch"]}
+        if how == "ddp":
+            group = options["mesh"].get_group()
+            model.body = DistributedDataParallel(model.body, process_group=group)  # type: ignore[assignment]
+            fully_shard(model.head, **options)
+            prepare_fsdp(model.head)
+            return model
+    if how in ("alone", ""):
         return model
     if how == "ddp":
         with warnings.catch_warnings():
@@ -140,12 +159,19 @@ class Training:
 
     ``how`` is ``alone`` (one process on the joined batch), ``ddp``, or a way of FSDP2: ``root`` shards the model as a
     whole, ``head`` the head apart and then the rest. ``options`` are those of DistributedDataParallel or fully_shard.
+
+    With ``rows`` all ranks share the rows and see the same batch. With ``rows-root`` and ``rows-head`` two groups of
+    such ranks share the batch by FSDP2; with ``rows-ddp`` the body is in DDP and the head in FSDP2.
     """
 
     def __init__(self, setup: Setup, how: str, **options: Any) -> None:
         self.setup, self.how = setup, how
         group = options.get("process_group")
-        self.rank, self.ranks = (0, 1) if how == "alone" else (dist.get_rank(group), dist.get_world_size(group))
+        if how.startswith("rows"):
+            options["mesh"] = mesh_of_rows(how, setup.device)
+            self.rank, self.ranks = options["mesh"]["batch"].get_local_rank(), options["mesh"]["batch"].size()
+        else:
+            self.rank, self.ranks = (0, 1) if how == "alone" else (dist.get_rank(group), dist.get_world_size(group))
         self.model = setup.model()
         self.head = self.model.head
         self.called: Callable[..., Tensor] = wrap(self.model, how, **options)
@@ -163,19 +189,30 @@ class Training:
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        if isinstance(self.called, DistributedDataParallel):
-            with self.called.no_sync():
-                yield
-        else:
-            self.model.set_requires_gradient_sync(False)
+        with ExitStack() as stack:
+            for module in (self.called, *self.model.modules()):
+                if isinstance(module, DistributedDataParallel):
+                    stack.enter_context(module.no_sync())
+                elif isinstance(module, FSDPModule):
+                    module.set_requires_gradient_sync(False)
+                    stack.callback(module.set_requires_gradient_sync, True)
             yield
-            self.model.set_requires_gradient_sync(True)
 
     def finish_step(self) -> None:
         if self.setup.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.clip)
+            self.clip(self.setup.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.setup.set_to_none)
+
+    def clip(self, norm: float) -> None:
+        if not self.how.startswith("rows"):
+            nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+            return
+        parts = [list(self.model.body.parameters()), list(self.head.parameters())]  # torch takes no mixture of meshes
+        norms = [nn.utils.get_total_norm([p.grad for p in part if p.grad is not None]) for part in parts]
+        total = torch.stack([each.full_tensor() if isinstance(each, DTensor) else each for each in norms]).norm()
+        for part in parts:
+            nn.utils.clip_grads_with_norm_(part, norm, total)
 
     def run(self, steps: list[Step]) -> dict[str, Tensor]:
         """Train, and return the state; alone, all micro-batches and ranks of a step are one batch."""
@@ -200,27 +237,33 @@ def check(
     function: Callable[..., dict[str, Tensor]] = train,
     options: dict[str, Any] | None = None,
     device: str = "cpu",
+    row_ranks: int = 1,
     **batches: Any,
 ) -> dict[str, Tensor]:
     """Check that ranks with batches of ``sizes`` do in ``function`` what one process does; return its result.
 
-    ``options`` are further arguments of ``function``, and ``batches`` those of :func:`make_steps`.
+    Each batch is given to ``row_ranks`` ranks. ``options`` are further arguments of ``function``, and ``batches`` those
+    of :func:`make_steps`.
     """
     steps = make_steps(setup, sizes, **batches)
     alone = function(setup, steps, "alone", **(options or {}))
-    assert_same(pool.run(len(sizes), function, replace(setup, device=device), steps, how, **(options or {})), alone)
+    ranks = len(sizes) * row_ranks
+    assert_same(pool.run(ranks, function, replace(setup, device=device), steps, how, **(options or {})), alone)
     return alone
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers, gathered from their shards."""
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    state = {name.replace("body.module.", "body."): tensor for name, tensor in model.state_dict().items()}
+    return {name: whole(tensor) for name, tensor in state.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor.cpu().clone()
+    if tensor.device.type == "cpu":
+        return tensor.full_tensor()
     shards: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shards, tensor.to_local().cpu())  # full_tensor() crashes over gloo on a GPU
     return torch.cat(shards)
@@ -229,13 +272,13 @@ def whole(tensor: Tensor) -> Tensor:
 def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
     """Check that every rank equals one process, counts exactly, and that ranks equal each other bit for bit.
 
-    Trainings are in float64 unless a test says otherwise, so 1e-6 lies far above rounding and far below an error.
+    Trainings are in float64 unless they say otherwise, so the tolerance lies far above rounding and far below an error.
     """
     for rank, values in enumerate(ranks):
         assert values.keys() == alone.keys()
         for name, expected in alone.items():
             assert torch.equal(values[name], ranks[0][name]), f"{name} of rank {rank} differs from rank 0"
-            tolerance = 1e-6 if expected.is_floating_point() else 0
+            tolerance = {torch.float64: 1e-10, torch.float32: 1e-6}.get(expected.dtype, 0)
             torch.testing.assert_close(
                 values[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
             )

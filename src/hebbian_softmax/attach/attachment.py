@@ -14,9 +14,9 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
-from hebbian_softmax.attach.sharded import ShardedPending
+from hebbian_softmax.attach.sharded import FsdpPending, ShardedPending
 from hebbian_softmax.attach.targets import CallsInGraphs, register
-from hebbian_softmax.distributed import check_group, local_rows, resolve_group, weight_to_write
+from hebbian_softmax.distributed import check_group, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.state import ensure_filled
 from hebbian_softmax.write import plain_copy, write
@@ -34,12 +34,15 @@ class Attachment:
     ) -> None:
         weight = weight_to_write(head)
         optimizer = _check_optimizer(_unwrapped(optimizer), weight)
-        check_group(weight, process_group)
+        check_group(head, weight, process_group)
         self.weight, self.process_group = weight, process_group
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
         # large matrix is freed together with its owners.
         self._head, self.optimizer = weakref.ref(head), weakref.ref(optimizer)
-        self.pending = (ShardedPending if _torch.is_sharded(weight) else Pending)(head, weight, optimizer)
+        self.pending = Pending(head, weight, optimizer)
+        if _torch.is_sharded(weight):
+            kind = ShardedPending if weight.device_mesh == head.row_mesh else FsdpPending
+            self.pending = kind(head, weight, optimizer)
         self.frozen_inputs = FrozenInputs(self.pending)
         self.calls_in_graphs = CallsInGraphs()
         register(head)
@@ -56,7 +59,7 @@ class Attachment:
         if self._watches_weight or not self.weight.requires_grad:
             return
         self._watches_weight = True
-        if _torch.is_sharded(self.weight):
+        if isinstance(self.pending, FsdpPending):
             # Autograd sees the gathered rows and not the shard; FSDP itself calls this hook of the shard.
             hook = self.weight.register_post_accumulate_grad_hook(_weakly(self._shard_gradient))
         else:
@@ -72,7 +75,8 @@ class Attachment:
         """Return the group whose ranks form one batch; None in a single process."""
         if self.process_group is None and not (dist.is_available() and dist.is_initialized()):
             return None
-        return resolve_group(self.weight, self.process_group)
+        head = self._head()
+        return None if head is None else resolve_group(head, self.weight, self.process_group)
 
     def remember(self, h: Tensor, flat: Tensor, targets: Tensor) -> None:
         """Let the gradient of ``h``, which ``flat`` is a view of, make the activations pending."""
@@ -153,7 +157,7 @@ class Attachment:
             return
         taken = self.take(optimizer)
         head, group = self._head(), self.group()
-        if head is not None and taken is not None and (taken or group is not None):
+        if head is not None and taken is not None and (taken or group is not None or head.row_mesh is not None):
             write(head, taken, self.weight, group)
 
     def _weight_gradient(self, grad: Tensor) -> None:
@@ -164,7 +168,7 @@ class Attachment:
 
     def _shard_gradient(self, weight: Tensor) -> None:
         """Note that FSDP has added a gradient to ``weight.grad``."""
-        assert isinstance(self.pending, ShardedPending)
+        assert isinstance(self.pending, FsdpPending)
         self.pending.gradient_added()
         if self.frozen_inputs.waits:
             self.frozen_inputs.weight_gradient()
@@ -245,11 +249,11 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     """
     if type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax.")):
         return
-    rows = local_rows(weight)
+    rows = _torch.local_rows(weight)
     for name, value in optimizer.state[weight].items():
         if not isinstance(value, Tensor) or value.shape != weight.shape:
             continue
-        copy = local_rows(value).to(rows.dtype)
+        copy = _torch.local_rows(value).to(rows.dtype)
         if torch.equal(copy, rows) and bool(rows.any()):
             raise RuntimeError(
                 f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "

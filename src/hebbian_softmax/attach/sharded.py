@@ -1,4 +1,4 @@
-"""The activations that await the next step of a weight that FSDP2 shards over ranks."""
+"""The activations that await the next step of a weight that is sharded over ranks, by ``shard_rows`` or by FSDP2."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax._torch import is_sharded
+from hebbian_softmax._torch import is_sharded, local_rows
 from hebbian_softmax.attach.pending import Pending
-from hebbian_softmax.distributed import local_rows, resolve_group
+from hebbian_softmax.distributed import groups_of_shards
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write.activations import Activations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ShardedPending(Pending):
-    """Pending for a weight sharded by FSDP2: each rank sees only its own rows of the gradient.
+    """Pending for a weight that is sharded over ranks: each rank sees only its own rows of the gradient.
 
     Versions tell nothing there (foreach operations do not raise a DTensor's), so the shard itself is looked at:
     a shard that was not zero at the end of a backward pass and is zero now was cleared. A rank whose shard of the
@@ -41,22 +41,12 @@ class ShardedPending(Pending):
         self._pass_ended = False
         super().drop_cleared()
 
-    def gradient_added(self) -> None:
-        """Note that FSDP has added to the gradient; if there was none, what belonged to the old one is forgotten."""
-        self.gradient_came = True
-        grad = self.parameter.grad
-        if grad is not None and not self._is_seen(grad):
-            self._drop_with_gradient()
-
     def take(self) -> list[Activations | ClassSums]:
         """Start counting passes anew, too."""
         taken = super().take()
         if self.parameter.grad is not None:  # true on all ranks or on none, so they go on counting alike
             self._pass, self._cleared = 0, torch.zeros_like(self._cleared)
         return taken
-
-    def _gave_weight_a_gradient(self, number: int) -> bool:
-        return True  # FSDP brings the gradient to the shard at a time of its own choice
 
     def _check(self, grad: Tensor) -> None:
         self._seen = weakref.ref(grad)
@@ -69,12 +59,13 @@ class ShardedPending(Pending):
         self._seen, self._nonzero = weakref.ref(grad), local_rows(grad).any()
 
     def _settle(self) -> None:
-        group = resolve_group(self.parameter, None)
-        if group is None:
-            return
         assert is_sharded(self.parameter)
+        groups = groups_of_shards(self.parameter)
+        if not groups:
+            return
         cleared = self._cleared.to(self.parameter.device_mesh.device_type, copy=True)
-        dist.all_reduce(cleared, dist.ReduceOp.MAX, group=group)
+        for group in groups:
+            dist.all_reduce(cleared, dist.ReduceOp.MAX, group=group)
         for entry in self._entries:
             alive = cleared <= entry.born
             entry.alive = alive if entry.alive is None else entry.alive.to(alive.device) & alive
@@ -82,3 +73,17 @@ class ShardedPending(Pending):
     def _add(self, activations: Activations) -> None:
         super()._add(activations)
         self._pass_ended = True
+
+
+class FsdpPending(ShardedPending):
+    """ShardedPending for FSDP2, which brings the gradient to the shard by itself and at a time of its own choice."""
+
+    def gradient_added(self) -> None:
+        """Note that FSDP has added to the gradient; if there was none, what belonged to the old one is forgotten."""
+        self.gradient_came = True
+        grad = self.parameter.grad
+        if grad is not None and not self._is_seen(grad):
+            self._drop_with_gradient()
+
+    def _gave_weight_a_gradient(self, number: int) -> bool:
+        return True

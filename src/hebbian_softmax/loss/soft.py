@@ -23,7 +23,11 @@ def soft_cross_entropy(
     The mean is over the rows, also with class weights, as in ``F.cross_entropy``, or over the weights of tokens. All
     logits exist at once: the probabilities are as many. They get a gradient if they want one.
     """
-    logits = reference.logits_of(input, linear_weight, linear_bias)
+    return soft_loss(reference.logits_of(input, linear_weight, linear_bias), probabilities, options)
+
+
+def soft_loss(logits: Tensor, probabilities: Tensor, options: Options) -> Tensor:
+    """Return the same loss from the logits, which are at least in float32."""
     logits = reference.shaped(logits, options.temperature, options.softcap)
     probabilities = probabilities.to(logits.dtype)
     weight = None if options.weight is None else options.weight.to(logits.dtype)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax._torch import is_sharded
-from hebbian_softmax.distributed import join_counts, join_sums, own_rows, sum_over_shards
+from hebbian_softmax.distributed import check_same_batch, join_counts, join_sums, own_rows, sum_over_shards
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, add_counts, merge_sums, mix_rows, sum_by_class
 from hebbian_softmax.write.activations import Activations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Shard(NamedTuple):
-    """The rows that this process holds: all, or with FSDP2 some."""
+    """The rows that this process holds: all, or with FSDP2 and ``shard_rows`` some."""
 
     rows: Tensor
     first: int
@@ -36,10 +36,14 @@ def write(
 ) -> None:
     """Advance counts, running values and rows by one iteration of Algorithm 1, over all ranks of ``group``.
 
+    These are the ranks that share the batch; the ranks that hold other rows are those of the weight's mesh.
+
     If the rate or the objective raises, nothing has changed on this rank.
     """
     sums = class_sums(head, contents)
     classes, n, nonfinite = (sums.classes, sums.n, sums.nonfinite) if group is None else join_counts(sums, group)
+    if head.row_mesh is not None:
+        check_same_batch(head.row_mesh, classes, n)
     if classes.numel() == 0:
         head.nonfinite_count += nonfinite
         return
@@ -55,7 +59,7 @@ def write(
     centred = by_class / n[written].unsqueeze(1) - head.center_of_activations()
     with head.running.restored_on_error():
         if head.scale == "match":
-            _see_familiar_rows(head, classes[before > 0], shard, group if is_sharded(weight) else None)
+            _see_familiar_rows(head, classes[before > 0], shard, weight)
         head.running.see_activations(total, norms, n.sum())
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
         _write_rows(head, classes[written], centred * scale, rate[written], shard)
@@ -89,11 +93,8 @@ def _moved(sums: ClassSums, device: torch.device) -> ClassSums:
     return ClassSums(*(getattr(sums, each.name).to(device) for each in fields(sums)))
 
 
-def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, shard: _Shard, shards: dist.ProcessGroup | None) -> None:
-    """Take in the norms of the batch's familiar rows; the first time, those of all familiar rows of the head.
-
-    ``shards`` is the group that the rows are spread over, if they are.
-    """
+def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, shard: _Shard, weight: Tensor) -> None:
+    """Take in the norms of the batch's familiar rows; the first time, those of all familiar rows of the head."""
     first_time = not head.running.knows_rows()
     if first_time:
         classes = head.counts.nonzero().squeeze(1)
@@ -104,8 +105,8 @@ def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, shard: _Shard, sha
     else:
         norms = torch.linalg.vector_norm(shard.rows[index], dim=1, dtype=dtype)
     norm_sum = norms.sum().to(classes.device)
-    if shards is not None:
-        norm_sum = sum_over_shards(norm_sum, shards)
+    if is_sharded(weight):
+        norm_sum = sum_over_shards(norm_sum, weight)
     head.running.see_rows(norm_sum, classes.numel())
 
 
