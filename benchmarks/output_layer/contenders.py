@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.output_layer.problems import Problem, Spec
 from hebbian_softmax.loss import linear_cross_entropy
 from hebbian_softmax.loss.api import cross_entropy
-from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.checks import Options
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """The mean loss, the gradient of h and the gradient of W."""

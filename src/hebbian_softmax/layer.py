@@ -19,8 +19,7 @@ from hebbian_softmax.attach.frozen import WeightInUse
 from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
-from hebbian_softmax.loss.checks import check_same_dtype
-from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.checks import Options, check_same_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
@@ -271,7 +270,8 @@ class HebbianSoftmax(nn.Linear):
         options = Options(weight, reduction, self.ignore_index, label_smoothing, *more)
         options.check(weight_of_head, h.shape[:-1])
         if not torch.compiler.is_compiling():
-            target_context.refuse_within(self, "head.loss")
+            if self.context is not None:
+                target_context.refuse_within(self, "head.loss")
             if weight_of_head.shape[0] > self.counts.shape[0]:
                 state.follow_weight(self)
             if self.row_mesh is not None or _torch.is_sharded(weight_of_head):

@@ -21,8 +21,8 @@ from hebbian_softmax._torch import is_sharded, local_rows, own_parameter
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.distributed import check_rows_at_hand, fsdp_modules, live_modules, wrapped_by_ddp
 from hebbian_softmax.loss.api import check_targets, cross_entropy, decisive
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import wide
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.soft import soft_loss
 from hebbian_softmax.rows import RowPart
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 from hebbian_softmax.loss.ranks import join_gradients, local_needs
 from hebbian_softmax.rows import RowPart

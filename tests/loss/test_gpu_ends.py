@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.function import Settings, prepare
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_exact
 from tests.interpreter import compile_apart, interpreted_or_on_gpu

@@ -14,8 +14,8 @@ from torch.func import grad, vmap
 
 from hebbian_softmax import linear_log_prob
 from hebbian_softmax.loss import reference
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
-from hebbian_softmax.loss.options import Options
 from tests.closeness import assert_exact
 from tests.loss.cases import DTYPES, Case, assert_no_worse, every_engine, every_engine_in, make
 from tests.operations import Watch

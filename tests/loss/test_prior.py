@@ -13,8 +13,8 @@ from torch.func import functional_call, grad, vmap
 
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
 from hebbian_softmax.loss import reference
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_as_close, assert_exact
 from tests.loss.cases import DTYPES, Case, assert_no_worse_than_eager, every_engine, every_engine_in, make, ours

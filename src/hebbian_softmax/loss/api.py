@@ -9,11 +9,11 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax.checks import check_flag
 from hebbian_softmax.loss import checks, reference
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import product_dtype, wide
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.graphs import outside_of_graphs
 from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.weighting import Weighting
 from hebbian_softmax.rows import RowPart
 

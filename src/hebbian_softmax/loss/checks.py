@@ -1,9 +1,10 @@
-"""The checks of the losses' arguments. Every error names the argument, what was given and what is allowed."""
+"""The options of a loss, and the checks of all arguments: errors name the argument, what was given, what is allowed."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,6 +18,40 @@ from hebbian_softmax.rows import RowPart
 
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that ``linear_cross_entropy`` and ``head.loss`` have in common; they are described there."""
+
+    weight: Tensor | None = None
+    reduction: str = "mean"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    prior: Tensor | None = None
+    token_weight: Tensor | None = None
+    temperature: float = 1.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+
+    def check(self, linear_weight: Tensor, shape: tuple[int, ...] = (), part: RowPart | None = None) -> None:
+        """Check all of them, for a matrix with a row for each class, or a part of it, and targets of a shape."""
+        check_options(self.reduction, self.ignore_index, self.label_smoothing)
+        check_constant_of_classes("weight", self.weight, linear_weight, part)
+        check_prior(self.prior, linear_weight, part)
+        check_token_weight(self.token_weight, linear_weight, shape)
+        check_shape_of_logits(self.temperature, self.softcap, self.z_loss)
+
+    def decisive(self) -> list[object]:
+        """Return what of them decides on exchanges between ranks: all but the values of tensors."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return [tuple(value.shape) if isinstance(value, Tensor) else value for value in values]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss of a row is its negative log-likelihood under the logits as they are."""
+        given, numbers = (self.weight, self.prior, self.token_weight, self.softcap), (self.label_smoothing, self.z_loss)
+        return all(each is None for each in given) and numbers == (0, 0) and self.temperature == 1
 
 
 def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any = None) -> None:

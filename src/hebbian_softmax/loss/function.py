@@ -11,9 +11,8 @@ from torch import Tensor
 
 from hebbian_softmax import _torch, _triton
 from hebbian_softmax.loss import chunked
-from hebbian_softmax.loss.checks import check_values
+from hebbian_softmax.loss.checks import Options, check_values
 from hebbian_softmax.loss.dtypes import wide
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import Engine, Gradients, Needs, Problem, RowTerms, Scales
 from hebbian_softmax.loss.ranks import join_gradients, local_needs
 from hebbian_softmax.loss.weighting import Weighting

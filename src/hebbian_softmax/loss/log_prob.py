@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import _torch
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.function import Once, choose_engine
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import SMALLEST_SCALE, Needs, Problem, RowTerms, Scales
 from hebbian_softmax.loss.ranks import join_gradients, local_needs
 from hebbian_softmax.rows import RowPart

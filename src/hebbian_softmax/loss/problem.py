@@ -30,8 +30,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import wide
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.rows import RowPart
 
 SMALLEST_SCALE = 1e-30

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import wide
-from hebbian_softmax.loss.options import Options
 
 
 def cross_entropy(

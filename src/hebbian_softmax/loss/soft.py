@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hebbian_softmax.loss import reference
-from hebbian_softmax.loss.checks import check_probabilities_possible
-from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.checks import Options, check_probabilities_possible
 
 
 def soft_cross_entropy(

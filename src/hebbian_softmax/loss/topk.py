@@ -9,9 +9,9 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax.checks import check_integer
 from hebbian_softmax.loss import checks, reference
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import product_dtype, wide
 from hebbian_softmax.loss.graphs import outside_of_graphs
-from hebbian_softmax.loss.options import Options
 from hebbian_softmax.loss.problem import Problem
 from hebbian_softmax.loss.tiles import Plan, Tiles, largest_workspace, ranges
 from hebbian_softmax.rows import RowPart

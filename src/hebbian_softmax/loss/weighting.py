@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.options import Options
+from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms, Scales
 from hebbian_softmax.loss.tiles import ranges
 
