@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import hebbian_softmax
 from hebbian_softmax.lab.experiments import MODULES
 
@@ -130,3 +132,13 @@ def test_help_imports_no_experiment() -> None:
     assert f"{LAB}.cli" in loaded
     assert not loaded & {*EXPERIMENTS, f"{LAB}.report", "matplotlib", "nltk", "PIL", "rich"}
     assert "reproduce" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_reader_of_a_training_step_meets_few_files() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.files_entered"], capture_output=True, text=True, check=True
+    ).stdout
+    counts = {line[:40].strip(): int(line[40:].split()[0]) for line in found.splitlines() if " files: " in line}
+    assert counts["a training step"] <= 14
+    assert counts["hebbian --help"] <= 3

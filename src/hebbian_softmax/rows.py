@@ -140,7 +140,8 @@ class RowPart:
         equal on all ranks because it decides on the exchanges: shapes, dtypes, options. ``like`` is a tensor on the
         device of the exchange. A CPU raises; an accelerator checks by itself, as it checks targets.
         """
-        device = like.device if isinstance(like, Tensor) else torch.device("cpu")
+        elsewhere = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+        device = like.device if isinstance(like, Tensor) else torch.device(elsewhere)
         alike: list[Any] = []
         try:
             yield alike
@@ -149,7 +150,7 @@ class RowPart:
             raise
         largest, negated = self._tell(zlib.crc32(repr(alike).encode()), device)
         if device.type != "cpu":
-            message = "all ranks that share the rows must give valid arguments, of the same shapes and options"
+            message = "ranks that share the rows need valid arguments of the same shapes and options, and the same GPUs"
             _torch.assert_on_device(largest == -negated, message)
         elif int(largest) == _REFUSED:
             raise RuntimeError("another rank that shares the rows has refused its arguments; its error says why")

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import _torch
+from hebbian_softmax import _torch, _triton
 from hebbian_softmax.checks import check_flag
 from hebbian_softmax.loss import checks, reference
 from hebbian_softmax.loss.checks import Options
-from hebbian_softmax.loss.dtypes import product_dtype, wide
+from hebbian_softmax.loss.dtypes import fast_dtype, product_dtype, wide
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.graphs import outside_of_graphs
 from hebbian_softmax.loss.log_prob import LinearLogProb, LogProbSettings
@@ -126,7 +126,11 @@ def linear_cross_entropy(
 def decisive(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> list[object]:
     """Return what of the operands decides on exchanges between the ranks that share the rows."""
     wanted = [each is not None and each.requires_grad for each in (input, linear_weight, linear_bias)]
-    return [tuple(input.shape), product_dtype(input), linear_bias is None, torch.is_grad_enabled(), wanted]
+    dtype, device = product_dtype(input), input.device
+    # Engines and their tiles depend on the processor, too.
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else fast_dtype(dtype, device)
+    called = linear_bias is None, torch.is_grad_enabled(), wanted
+    return [tuple(input.shape), dtype, machine, _triton.runs_on(device), *called]
 
 
 def check_targets(target: Tensor, options: Options, classes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,8 +44,14 @@ class Options:
 
     def decisive(self) -> list[object]:
         """Return what of them decides on exchanges between ranks: all but the values of tensors."""
-        values = (getattr(self, each.name) for each in fields(self))
-        return [tuple(value.shape) if isinstance(value, Tensor) else value for value in values]
+        numbers = self.label_smoothing, self.temperature, self.softcap, self.z_loss
+        tensors = self.weight, self.prior, self.token_weight
+        return [
+            self.reduction,
+            self.ignore_index,
+            *(None if each is None else float(each) for each in numbers),  # so that 0 and 0.0 are alike
+            *(None if each is None else tuple(each.shape) for each in tensors),
+        ]
 
     @property
     def plain(self) -> bool:

@@ -115,7 +115,7 @@ def row_terms_and_gradients(
     sums = _Sums(tiles, needs)
     limits = torch.finfo(terms.nll.dtype)
     everything = slice(0, problem.weight.shape[0])
-    kernels = _kernels(problem)
+    kernels = _kernels(problem, needs)
     if kernels is not None:
         are_known = _find_target_logits(kernels, tiles, terms)
         for rows in ranges(len(problem.target), plan.rows):
@@ -167,7 +167,7 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
     plan = Plan.of(problem, workspace, scales.entropy is not None)
     tiles = Tiles(problem, plan)
     sums = _Sums(tiles, needs)
-    kernels = _kernels(problem)
+    kernels = _kernels(problem, needs)
     if kernels is not None:
         for classes in ranges(problem.weight.shape[0], plan.classes):
             for rows in ranges(len(problem.target), plan.rows):
@@ -209,13 +209,16 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
     return sums.gradients()
 
 
-def _kernels(problem: Problem) -> Any:
+def _kernels(problem: Problem, needs: Needs | None = None) -> Any:
     """Return the kernels that do what follows the products of a tile; None where there are none for the problem.
 
-    Ranks that share rows exchange between the passes over a tile, and label smoothing behind a softcap needs one more.
+    Ranks that share rows exchange between the passes over a tile, label smoothing behind a softcap needs one more, and
+    the gradient of a bias is summed before dZ is rounded to half precision.
     """
+    rounds = problem.accumulation_dtype != problem.input.dtype and needs is not None and needs.bias is not None
     plain = problem.part is None and problem.spread is None and problem.accumulation_dtype == torch.float32
-    return _triton.load("loss.gpu.softmax") if plain and _triton.runs_on(problem.input.device) else None
+    works = plain and not rounds and _triton.works_on(problem.input) and _triton.works_on(problem.weight)
+    return _triton.load("loss.gpu.softmax") if works else None
 
 
 def _find_target_logits(kernels: Any, tiles: Tiles, terms: RowTerms) -> bool:

@@ -164,7 +164,7 @@ def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: b
                 raise RuntimeError('impl="triton" has no label smoothing behind a softcap. Use impl="auto"')
             raise RuntimeError(
                 f'impl="triton" is not available for {h.dtype} on {h.device}: it needs a CUDA device of capability 9.0 '
-                "or more with 160 KiB of shared memory, Triton, bfloat16 (in float16 it would overflow), "
+                "or more with 210 KiB of shared memory, Triton, bfloat16 (in float16 it would overflow), "
                 "a number of features divisible by 8, and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )

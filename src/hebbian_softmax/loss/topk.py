@@ -40,7 +40,7 @@ def linear_topk(
     ``torch.topk`` leaves the order open. There are no gradients, and NaN has no place in the order. The other
     arguments are those of :func:`~hebbian_softmax.linear_cross_entropy`. With prior, temperature or softcap the values
     are at least in float32, and -inf where fewer than k classes are left. Ranks that share the rows all get the
-    likeliest of all classes.
+    likeliest of all classes; N × k values and classes of each rank then exist at once, whatever ``workspace`` is.
 
     >>> h, W = torch.tensor([1.0, 0.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0], [2.0, 0.0], [3.0, 0.0]])
     >>> values, classes = linear_topk(h, W, 3)

@@ -134,7 +134,9 @@ class Rows:
 def find_target_logits(problem: Problem, logit: Tensor, shift: Tensor) -> None:
     """Store the logits of the targets, in float32 products, and the same in units of log 2."""
     rows, features = problem.input.shape
-    if rows:
+    if rows == 0:
+        return
+    with torch.cuda.device_of(problem.input):
         target_logits[(rows,)](
             problem.input, problem.weight, problem.bias, problem.prior, problem.column, shift, logit,
             problem.weight.shape[0], features, *shape_of_logits(problem), BLOCK=512, **switches(problem),
@@ -198,9 +200,13 @@ def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = No
 
 @triton.jit
 def capped(u, cap):
-    """Return c · tanh(u / c) and its derivative, both exact where tanh is near 1."""
-    below = 2.0 / (tl.exp(2.0 * tl.abs(u) / cap) + 1.0)  # 1 - |tanh|
-    return tl.where(u < 0, -cap, cap) * (1.0 - below), below * (2.0 - below)
+    """Return c · tanh(u / c) and its derivative, both exact where tanh is near 0 and where it is near 1."""
+    t = tl.abs(u) / cap
+    below = 2.0 / (tl.exp(2.0 * t) + 1.0)  # 1 - |tanh|
+    square = t * t
+    series = t * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    tanh = tl.where(t < 0.25, series, 1.0 - below)
+    return tl.where(u < 0, -cap, cap) * tanh, below * (2.0 - below)
 
 
 @triton.jit

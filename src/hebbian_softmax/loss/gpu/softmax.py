@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hebbian_softmax._triton import power_of_two, processors
+from hebbian_softmax._triton import processors
 from hebbian_softmax.loss.gpu.rows import capped, find_target_logits, shape_of_logits, switches
 from hebbian_softmax.loss.problem import Problem, RowTerms, Scales
 
@@ -51,9 +51,9 @@ def settle(
     sums = z.new_empty(3, slices, count, dtype=torch.float32)
     with torch.cuda.device_of(z):
         row_sums[(count, slices)](
-            z, problem.column[rows], problem.prior, terms.target_logit[rows], sums, count, classes,
+            z, problem.column, problem.prior, terms.target_logit, sums, rows.start, count, classes,
             -(-classes // slices), z.stride(0), *shape_of_logits(problem),
-            KNOWN=known, ENTROPY=terms.entropy is not None, BLOCK=_BLOCK, **switches(problem),
+            KNOWN=known, ENTROPY=terms.entropy is not None, BLOCK=_BLOCK, **_switches(problem),
         )  # fmt: skip
         _finish(problem, z, rows, slice(0, classes), terms, scales, sums)
 
@@ -63,6 +63,11 @@ def differentiate(problem: Problem, z: Tensor, rows: slice, classes: slice, term
     if z.shape[0]:
         with torch.cuda.device_of(z):
             _finish(problem, z, rows, classes, terms, scales, None)
+
+
+def _switches(problem: Problem) -> dict[str, bool]:
+    """Return the constants by which a kernel leaves out what is done to logits; the product has added the bias."""
+    return {name: value for name, value in switches(problem).items() if name != "HAS_BIAS"}
 
 
 def _slices(z: Tensor) -> int:
@@ -92,7 +97,7 @@ def _finish(
         z.stride(0), *shape_of_logits(problem),
         JOIN=sums is not None, GRADIENT=scales is not None, SQUARE=square is not None,
         ENTROPY=terms.entropy is not None, OF_ENTROPY=of_entropy is not None,
-        PARTS=power_of_two(max(parts, 1)), BLOCK=_BLOCK, **switches(problem),
+        PARTS=_MOST_SLICES, BLOCK=_BLOCK, **_switches(problem),
     )  # fmt: skip
 
 
@@ -111,10 +116,10 @@ def _finished(u, prior_ptr, at, inside, scale, cap, HAS_PRIOR: tl.constexpr, SCA
     return tl.where(inside, z, float("-inf")), slope
 
 
-@triton.jit(do_not_specialize=["count", "classes", "width"])
+@triton.jit(do_not_specialize=["start", "count", "classes", "width"])
 def row_sums(
-    z_ptr, column_ptr, prior_ptr, logit_ptr, sums_ptr, count, classes, width, stride, scale, cap,
-    KNOWN: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr,
+    z_ptr, column_ptr, prior_ptr, logit_ptr, sums_ptr, start, count, classes, width, stride, scale, cap,
+    KNOWN: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr, HAS_PRIOR: tl.constexpr,
     SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Store M, s and perhaps t of one slice of a row; unless it is known, also the logit of the target.
@@ -122,14 +127,14 @@ def row_sums(
     Each column of a block carries its own M, s and t along, so that columns are joined only once.
     """
     row, part = tl.program_id(0), tl.program_id(1)
-    target = tl.load(column_ptr + row)
+    target = tl.load(column_ptr + start + row)
     first, last = part * width, tl.minimum(part * width + width, classes)
     largest = tl.full((BLOCK,), LOWEST, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     excess = tl.zeros((BLOCK,), tl.float32)
     own = tl.zeros((BLOCK,), tl.float32)
-    for start in range(first, last, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for some in range(first, last, BLOCK):
+        at = some + tl.arange(0, BLOCK)
         inside = at < last
         u = tl.load(z_ptr + row.to(tl.int64) * stride + at, inside, other=0.0)
         z, _ = _finished(u, prior_ptr, at, inside, scale, cap, HAS_PRIOR, SCALED, CAPPED)
@@ -156,7 +161,7 @@ def row_sums(
     if not KNOWN:
         here = (target >= first) & (target < last)
         nobody = (part == 0) & ((target < 0) | (target >= classes))
-        tl.store(logit_ptr + row, tl.sum(own, 0), here | nobody)
+        tl.store(logit_ptr + start + row, tl.sum(own, 0), here | nobody)
 
 
 @triton.jit(do_not_specialize=["start", "count", "classes", "first_class", "width", "parts"])
@@ -164,7 +169,7 @@ def finish_rows(
     z_ptr, target_ptr, column_ptr, prior_ptr, sums_ptr, nll_ptr, logit_ptr, normaliser_ptr, entropy_ptr,
     a_ptr, b_ptr, square_ptr, of_entropy_ptr, start, count, classes, first_class, width, parts, stride, scale, cap,
     JOIN: tl.constexpr, GRADIENT: tl.constexpr, SQUARE: tl.constexpr, ENTROPY: tl.constexpr, OF_ENTROPY: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Find the terms of a row from its slices, or load them; overwrite one slice of its u with dU."""
@@ -187,7 +192,9 @@ def finish_rows(
         near = tl.where(above == 1.0, small, tl.log(above) * (small / (above - 1.0)))
         nll = tl.where(x > 0, x, 0.0) + near
         miss = 1.0 / (1.0 + tl.exp(-x))  # 1 - p of the target
-        normaliser = tl.where(own_logit == float("-inf"), others, own_logit + nll)
+        # Not z_y + nll, which for an unlikely target has the rounding of two large numbers.
+        joined = tl.maximum(others, own_logit) + near
+        normaliser = tl.where(own_logit == float("-inf"), others, joined)
         if ENTROPY:
             excess = tl.load(at_sums + 2 * parts * count, some < parts, other=0.0)
             moved = tl.where(totals > 0, (excess + (largest - highest) * totals) * lower, 0.0)
