@@ -60,6 +60,9 @@ def test_defaults_are_torchs(name: str) -> None:
     assert given == {key: expected[key] for key in given}
 
 
+adam_or_slowly_both = pytest.mark.parametrize("name", ["adam", pytest.param("rmsprop", marks=pytest.mark.slow)])
+"""For what the two optimizers have in common: states, layouts, growing."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "match": {},
     "literal": {"scale": 1.0, "center": False},
@@ -153,7 +156,7 @@ def test_counts_stay_at_the_largest_number(name: str, any_device: str) -> None:
     assert int(ways.found["head"].counts.max()) == 2**63 - 1
 
 
-@both
+@adam_or_slowly_both
 def test_states_go_both_ways(name: str, device: str) -> None:
     """Two steps with the one, two with the other from its state dict, are four with either."""
     ours, theirs, settings = PAIRS[name]
@@ -173,7 +176,7 @@ def test_states_go_both_ways(name: str, device: str) -> None:
         assert_states_as_close(net.state_dict(), nets[0].state_dict(), nets[3].state_dict())
 
 
-@both
+@adam_or_slowly_both
 def test_a_loaded_state_may_have_another_layout(name: str, device: str) -> None:
     """A model may have been channels-last when it was saved."""
     ways = ThreeWays(name, device)
@@ -210,7 +213,7 @@ def test_a_state_that_asks_for_more_is_refused() -> None:
             kind(nn.Linear(2, 2).parameters()).load_state_dict(other.state_dict())
 
 
-@both
+@adam_or_slowly_both
 def test_growth(name: str, device: str) -> None:
     ways = ThreeWays(name, device)
     new = torch.randn(2, FEATURES)

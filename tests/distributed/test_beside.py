@@ -181,7 +181,7 @@ def memorize(setup: Setup, batches: list[Batch], how: str, attached: bool) -> di
 @pytest.mark.parametrize(
     ("how", "attached"), [("ddp", True), ("root", True), ("root", False), ("head", True), ("head", False)]
 )
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_memorize_on_all_ranks(pool: Pool, world_size: int, how: str, attached: bool) -> None:
     setup = Setup()
     h, targets = torch.randn(7, FEATURES, dtype=setup.dtype), torch.tensor([0, 1, 1, 6, 0, 1, 5])

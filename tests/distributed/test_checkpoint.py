@@ -46,7 +46,7 @@ def dealt(steps: list[Step], world_size: int) -> list[Step]:
 
 
 @pytest.mark.parametrize(("how", "tied"), [("root", False), ("head", False), ("root", True)])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("resumed_on", [1, 2, 3])
 def test_resumes_on_another_number_of_ranks(
     pool: Pool, tmp_path: Path, resumed_on: int, optimizer: str, how: str, tied: bool

@@ -16,7 +16,7 @@ from tests.distributed.training import Model, Setup, Step, Training, check, coun
 
 every_way = pytest.mark.parametrize("how", ["ddp", "root", "head"])
 fsdp = pytest.mark.parametrize("how", ["root", "head"])
-two_or_three = pytest.mark.parametrize("world_size", [2, 3])
+two_or_three = pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 clearing = pytest.mark.parametrize("set_to_none", [True, False])
 
 

@@ -105,7 +105,13 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+REPEATED = {"scaled", "constant", "inverse, limited", "callable, expanded"}
+"""Options of which another one goes the same way through the kernels."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] if each in REPEATED else []) for each in OPTIONS]
+)
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     sizes = (1, 24, 20)
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 24 else CLASSES)] for n in sizes])

@@ -85,7 +85,11 @@ def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Reproduce,
 
 @pytest.mark.parametrize(
     ("name", "paper"),
-    [("wikitext-curves", [36.4, 34.3]), ("gutenberg-curves", [47.9, 45.5]), ("gigaword-curves", [53.5, 43.7])],
+    [
+        ("wikitext-curves", [36.4, 34.3]),
+        pytest.param("gutenberg-curves", [47.9, 45.5], marks=pytest.mark.slow),
+        pytest.param("gigaword-curves", [53.5, 43.7], marks=pytest.mark.slow),
+    ],
 )
 def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
     run, result = reproduce(name, "--trials", "1", "--seeds", "1", "--limit", "7,3")
