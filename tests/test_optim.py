@@ -94,8 +94,8 @@ def test_step_and_write_in_one_are_a_step_and_a_write(name: str, options: str, d
     ("name", "how"),
     [
         ("adam", {"parts": 3}),
-        ("rmsprop", {"clip": True}),
-        ("adam", {"to_none": False}),
+        pytest.param("rmsprop", {"clip": True}, marks=pytest.mark.slow),
+        pytest.param("adam", {"to_none": False}, marks=pytest.mark.slow),
         ("rmsprop", {"parts": 2, "clip": True, "to_none": False}),
     ],
     ids=["accumulation", "clipping", "zeroing", "all"],

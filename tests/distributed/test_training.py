@@ -15,7 +15,7 @@ from tests.distributed.pool import Pool
 from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
 every_way = pytest.mark.parametrize("how", ["ddp", "root", "head"])
-fsdp = pytest.mark.parametrize("how", ["root", "head"])
+fsdp = pytest.mark.parametrize("how", ["root", pytest.param("head", marks=pytest.mark.slow)])
 two_or_three = pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 clearing = pytest.mark.parametrize("set_to_none", [True, False])
 

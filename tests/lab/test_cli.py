@@ -217,7 +217,9 @@ def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return new_run(tmp_path_factory.mktemp("through"), *LONGER, "--quiet")
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
     tmp_path: Path, through: Path, signum: signal.Signals, code: int
 ) -> None:

@@ -28,6 +28,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL, "--runs", tmp_path, "--budget", "0.2") == 1  # stops, perhaps with some trials stored
     message = error_line(capsys)

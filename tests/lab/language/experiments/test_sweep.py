@@ -78,6 +78,7 @@ def test_where_there_are_no_weights_those_to_measure_are_named(swept: Run, refus
     assert message in refusal("evaluate", tuned)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_same_numbers(swept: Run, folder: Path, tmp_path: Path) -> None:
     """The sweep is killed inside its third trial; finished trials are not repeated, the third one goes on."""
     command = ["sweep", folder, *SMALL, "--steps", "12", "--checkpoint-seconds", "0.1", "--quiet"]
