@@ -48,7 +48,7 @@ def test_tensors_that_kernels_work_on() -> None:
             assert not _triton.works_on(tensor)
 
 
-@pytest.mark.parametrize("missing", ["triton", "triton.language"])
+@pytest.mark.parametrize("missing", [pytest.param("triton", marks=pytest.mark.slow), "triton.language"])
 def test_without_triton_there_are_no_kernels(missing: str) -> None:
     program = f"""
 import sys

@@ -13,6 +13,7 @@ from hebbian_softmax.lab.language.task import make_windows
 from tests.lab.language.toy import WORDS, corpus, device, settings
 
 
+@pytest.mark.slow
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     language_model.main(["--quick", "--budget", "2", "--json", str(tmp_path / "found.json")])

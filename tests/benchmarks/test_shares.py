@@ -9,6 +9,7 @@ from benchmarks.shares import Share
 from benchmarks import shares
 
 
+@pytest.mark.slow
 def test_a_quick_run_measures_every_share_and_computes_the_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

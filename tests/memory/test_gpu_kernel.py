@@ -69,14 +69,17 @@ def check(found: Tensor, h: Tensor, targets: Tensor, size: int) -> None:
     assert_exact(found, exact[..., -found.shape[-1] :], scale=largest, ulps=ulps)
 
 
-@pytest.mark.parametrize("size", [1, 7, 33, 1000])
+slowly = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("size", [slowly(1), 7, slowly(33), 1000])
 @pytest.mark.parametrize(("length", "cuts"), [(1, ()), (60, (1, 40)), (70, (17, 49, 50))])
 def test_windows_and_calls_in_a_row(length: int, cuts: tuple[int, ...], size: int, device: str) -> None:
     h, targets = text(length, 24, 5, device)
     check(read(h, targets, size, cuts), h, targets, size)
 
 
-@pytest.mark.parametrize("features", [8, 16, 40, 136])
+@pytest.mark.parametrize("features", [8, slowly(16), 40, slowly(136)])
 def test_widths(features: int, device: str) -> None:
     h, targets = text(50, features, 5, device, scale=0.5)
     check(read(h, targets, 20, (30,)), h, targets, 20)
@@ -88,7 +91,7 @@ def test_streams(size: int, cuts: tuple[int, ...], device: str) -> None:
     check(read(h, targets, size, cuts), h, targets, size)
 
 
-@pytest.mark.parametrize(("length", "size", "cuts"), [(500, 300, (350,)), (400, 1000, (150,))])
+@pytest.mark.parametrize(("length", "size", "cuts"), [(500, 300, (350,)), slowly(400, 1000, (150,))])
 def test_its_own_tiles(length: int, size: int, cuts: tuple[int, ...], device: str) -> None:
     h, targets = text(length, 72, 50, device, batch=2, scale=0.4)
     check(read(h, targets, size, cuts, tile=gpu.Tile()), h, targets, size)

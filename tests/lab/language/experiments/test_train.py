@@ -163,6 +163,7 @@ def test_a_folder_of_texts_does_not_hide_the_corpus_of_its_name(
     assert prepared_corpus("mine") == str(tmp_path / "new" / "mine")
 
 
+@pytest.mark.slow
 def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     options = f"{SIZES} --vocabulary 30 --tokens 500 --max-seconds 5 --evaluations 2 --final none --head plain"
     began = time.monotonic()
