@@ -1,0 +1,196 @@
+"""Training one language model with one variant of the rule, and its perplexities."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.rule_study.write import Rule, Variant
+from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob
+from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
+from hebbian_softmax.lab.language.model import NetworkOptions
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+
+BUCKETS = {">10K": (10_000, None), "1K-10K": (1_000, 10_000), "100-1K": (100, 1_000), "<100": (0, 100), "<10": (0, 10)}
+WARMUP = 50
+EVALUATION = 64, 128
+"""Streams, and words of a stream at a time, of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model to train; the defaults are those of the published comparison on WikiText-2."""
+
+    corpus: str
+    name: str = ""
+    variant: Variant = field(default_factory=Variant)
+    seed: int = 0
+    hidden: int = 1024
+    embedding: int = 512
+    batch: int = 128
+    sequence: int = 64
+    epochs: float = 8.0
+    learning_rate: float = 0.004
+    input_dropout: float = 0.5
+    output_dropout: float = 0.5
+    clip: float = 1.0
+    evaluations: int = 4
+    """Evaluations on the validation text, the last one included."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Trial:
+        """Return the trial that a JSON object describes; the names of both classes may be mixed in it."""
+        own = {key: value for key, value in options.items() if key in cls.__dataclass_fields__}
+        rule = {key: value for key, value in options.items() if key not in own}
+        return cls(**own, variant=Variant(**rule))
+
+
+def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict[str, Any]:
+    """Train a model and return everything that is known of it; raise TimeoutError where the time does not suffice."""
+    torch.manual_seed(trial.seed)
+    corpus = open_corpus((corpora_root() if data is None else data) / trial.corpus)
+    texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
+    classes = len(corpus.words)
+    precision = torch.bfloat16 if device == "cuda" else torch.float32
+    head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
+    options = NetworkOptions(trial.hidden, input_dropout=trial.input_dropout)
+    model = WordLSTM(head, options, memorizes=False, precision=precision).to(device).train()
+    parameters = list(model.parameters())
+    lr = torch.zeros((), device=device)
+    graphs = device == "cuda"
+    optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.0, 0.999), fused=graphs, capturable=graphs)
+    rule = Rule(trial.variant, head.weight.detach(), trial.learning_rate, trial.seed)
+    inputs, targets = (torch.zeros(trial.sequence, trial.batch, dtype=torch.int64, device=device) for _ in range(2))
+    last_loss = torch.zeros((), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        features, _ = model.features(inputs)
+        h, y = features.reshape(-1, trial.embedding), targets.reshape(-1)
+        with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
+            dropped = F.dropout(h, trial.output_dropout)
+            losses = linear_cross_entropy(dropped, head.weight, y, reduction="none", prior=rule.before_loss(y))
+        loss = losses.mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, trial.clip, foreach=True)
+        optimizer.step()
+        rule.after_step(h.detach(), y, losses.detach().float())
+        last_loss.copy_(loss.detach())
+
+    run = _as_graph(step) if graphs else step
+    per_stream = (len(texts["train"]) - 1) // trial.batch
+    columns = [texts["train"][i : i + per_stream * trial.batch].view(trial.batch, -1).T.contiguous() for i in (0, 1)]
+    per_epoch = (per_stream - trial.sequence) // trial.sequence
+    total = max(1, int(per_epoch * trial.epochs))
+    order = np.random.RandomState(1000 + trial.seed)
+    curve, signals, done, begun = [], [], 0, time.perf_counter()
+    while done < total:
+        offset = order.randint(trial.sequence)
+        for i in range(offset, offset + per_epoch * trial.sequence, trial.sequence):
+            if done == total:
+                break
+            rate = trial.learning_rate * min(1, (done + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * done / total))
+            for number, value in ((lr, rate), (rule.lr, rate), (rule.progress, done / total)):
+                number.fill_(value)
+            inputs.copy_(columns[0][i : i + trial.sequence])
+            targets.copy_(columns[1][i : i + trial.sequence])
+            run()
+            done += 1
+            if done % max(1, total // 40) == 0:
+                signals.append([done, *rule.fits.tolist()])
+                if time.time() > deadline:
+                    raise TimeoutError(f"{done} of {total} steps were done when the time was over")
+            if done % max(1, total // trial.evaluations) == 0 and done < total:
+                curve.append([done, perplexities(model, texts["valid"], texts["train"])["all"]])
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    return {
+        "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
+        "valid": perplexities(model, texts["valid"], texts["train"]),
+        "test": perplexities(model, texts["test"], texts["train"]),
+        "curve": curve,
+        "signals": signals,
+        "steps": total,
+        "seconds": seconds,
+        "loss": float(last_loss),
+        "row_norm": float(rule.row_norm),
+        "activation_norm": float(rule.mean_norm),
+        "mean": float(rule.mean.norm()),
+    }
+
+
+def _as_graph(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that makes a step: the first three as they are, the others by replaying a CUDA graph."""
+    stream, calls = torch.cuda.Stream(), 0
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def run() -> None:
+        nonlocal calls, graph
+        calls += 1
+        if calls <= 3:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                step()
+            torch.cuda.current_stream().wait_stream(stream)
+            return
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                step()
+        graph.replay()
+
+    return run
+
+
+@torch.no_grad()
+def perplexities(model: WordLSTM, text: Tensor, training: Tensor) -> dict[str, float]:
+    """Return the perplexity of a text, and of its words by how often they occur in the training text."""
+    model.eval()
+    streams, length = EVALUATION
+    width = (len(text) - 1) // streams
+    columns = [text[i : i + width * streams].view(streams, width).T.contiguous() for i in (0, 1)]
+    state, found = None, []
+    weight = model.head.weight.to(model.precision)
+    for i in range(0, width, length):
+        features, state = model.features(columns[0][i : i + length], state)
+        y = columns[1][i : i + length].reshape(-1)
+        found.append(linear_log_prob(features.reshape(-1, weight.shape[1]), weight, y)[0].double())
+    model.train()
+    nll, y = -torch.cat(found), columns[1].reshape(-1)
+    frequency = torch.bincount(training, minlength=len(weight))[y]
+    result = {"all": float(nll.mean().exp())}
+    for name, (low, high) in BUCKETS.items():
+        inside = (frequency >= low) & (frequency < (high or 2**62))
+        if bool(inside.any()):
+            result[name] = float(nll[inside].mean().exp())
+    return result
+
+
+def work(todo: Any, done: Any, device: str, data: Path | None, deadline: float) -> None:
+    """Train the models of the queue ``todo`` until it is empty or the time is over; results go to ``done``."""
+    while time.time() < deadline:
+        try:
+            given = todo.get(timeout=1)
+        except queue.Empty:
+            return
+        try:
+            found = train(Trial.of(given), device, data, deadline)
+        except TimeoutError:
+            continue
+        except Exception:
+            found = {"error": traceback.format_exc()[-2000:]}
+        done.put({"given": given} | found)
+        if device == "cuda":
+            torch.cuda.empty_cache()
