@@ -7,9 +7,7 @@ that it gathers for every loss; therefore the head notes the mesh of its row ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,13 +21,12 @@ from hebbian_softmax.distributed import check_rows_at_hand, fsdp_modules, live_m
 from hebbian_softmax.loss.api import check_targets, cross_entropy, decisive
 from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.dtypes import wide
+from hebbian_softmax.loss.graphs import outside_of_graphs
 from hebbian_softmax.loss.soft import soft_loss
 from hebbian_softmax.rows import RowPart
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
-
-_P = ParamSpec("_P")
 
 
 def shard_rows(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
@@ -97,22 +94,7 @@ def _check_sharing(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
         )
 
 
-def _outside_of_graphs(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-    """Keep torch.compile out of a function whose ranks exchange something."""
-
-    @wraps(function)
-    def called(*arguments: _P.args, **options: _P.kwargs) -> Tensor:
-        if torch.compiler.is_compiling():
-            from hebbian_softmax.loss.uncompiled import call
-
-            result: Tensor = call(function, *arguments, **options)
-            return result
-        return function(*arguments, **options)
-
-    return called
-
-
-@_outside_of_graphs
+@outside_of_graphs()
 def shared_loss(
     h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, options: Options, copy: Tensor | None
 ) -> Tensor:
@@ -134,7 +116,7 @@ def shared_loss(
     return soft_loss(logits.to(wide(logits.dtype)), targets, options)
 
 
-@_outside_of_graphs
+@outside_of_graphs()
 def gathered_logits(head: HebbianSoftmax, h: Tensor) -> Tensor:
     """Return the logits of all classes, (..., classes), for activations that all row ranks have alike.
 
@@ -158,7 +140,7 @@ def _logits(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return placed.full_tensor().clone()  # a view would lose FSDP's hooks when it is changed in place
 
 
-@_outside_of_graphs
+@outside_of_graphs()
 def same_dropout(head: HebbianSoftmax, h: Tensor) -> Tensor:
     """Return ``F.dropout`` of activations with the mask of the first row rank on all of them."""
     if not head.training or head.dropout == 0:

@@ -29,7 +29,7 @@ _FEW_ROWS = 16
 """With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
 
 
-@outside_of_graphs
+@outside_of_graphs(only_with="rows")
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -199,7 +199,7 @@ def cross_entropy(
     return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
-@outside_of_graphs
+@outside_of_graphs(only_with="rows")
 def linear_log_prob(
     input: Tensor,
     linear_weight: Tensor,

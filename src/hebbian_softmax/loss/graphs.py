@@ -8,20 +8,25 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from hebbian_softmax.rows import RowPart
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def outside_of_graphs(function: _F) -> _F:
-    """Keep torch.compile out of a function where it is called with ``rows``: its exchanges are no part of a graph."""
+def outside_of_graphs(only_with: str | None = None) -> Callable[[_F], _F]:
+    """Return a decorator that keeps torch.compile out of a function, since exchanges are no part of a graph.
 
-    @wraps(function)
-    def called(*arguments: Any, rows: RowPart | None = None, **options: Any) -> Any:
-        if rows is not None and torch.compiler.is_compiling():
-            from hebbian_softmax.loss.uncompiled import call
+    With ``only_with``, that is done where this keyword argument of the function is given and not None.
+    """
 
-            return call(function, *arguments, rows=rows, **options)
-        return function(*arguments, rows=rows, **options)
+    def decorated(function: _F) -> _F:
+        @wraps(function)
+        def called(*arguments: Any, **options: Any) -> Any:
+            exchanges = only_with is None or options.get(only_with) is not None
+            if exchanges and torch.compiler.is_compiling():
+                from hebbian_softmax.loss.uncompiled import call
 
-    return cast(_F, called)
+                return call(function, *arguments, **options)
+            return function(*arguments, **options)
+
+        return cast(_F, called)
+
+    return decorated

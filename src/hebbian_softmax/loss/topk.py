@@ -20,7 +20,7 @@ _COPIES = 5
 """A tile takes this many times its logits: their ranks with 8 bytes each, two masks, and what ``topk`` sorts."""
 
 
-@outside_of_graphs
+@outside_of_graphs(only_with="rows")
 @torch.no_grad()
 def linear_topk(
     input: Tensor,
