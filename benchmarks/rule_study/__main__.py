@@ -65,7 +65,7 @@ def _line(result: dict[str, Any]) -> str:
     name = result["given"].get("name", "")
     if "error" in result:
         return f"{name}: {result['error'].splitlines()[-1]}"
-    buckets = "  ".join(f"{key} {value:.4g}" for key, value in result["test"].items())
+    buckets = "  ".join(f"{key} {value:.4g}" for key, value in result["test"].items() if value is not None)
     return f"{name:40s} valid {result['valid']['all']:.2f}  test {buckets}  ({result['seconds']:.0f} s)"
 
 

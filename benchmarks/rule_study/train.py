@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rule_study.write import Rule, Variant
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob
+from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
+from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
 from hebbian_softmax.lab.language.model import NetworkOptions
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
-BUCKETS = {">10K": (10_000, None), "1K-10K": (1_000, 10_000), "100-1K": (100, 1_000), "<100": (0, 100), "<10": (0, 10)}
 WARMUP = 50
-EVALUATION = 64, 128
-"""Streams, and words of a stream at a time, of an evaluation."""
+STREAMS = 64
+"""Parts of a text that an evaluation reads side by side."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
                 if time.time() > deadline:
                     raise TimeoutError(f"{done} of {total} steps were done when the time was over")
             if done % max(1, total // trial.evaluations) == 0 and done < total:
-                curve.append([done, perplexities(model, texts["valid"], texts["train"])["all"]])
+                curve.append([done, perplexities(model, texts["valid"], corpus.counts)["all"]])
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     return {
         "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
-        "valid": perplexities(model, texts["valid"], texts["train"]),
-        "test": perplexities(model, texts["test"], texts["train"]),
+        "valid": perplexities(model, texts["valid"], corpus.counts),
+        "test": perplexities(model, texts["test"], corpus.counts),
         "curve": curve,
         "signals": signals,
         "steps": total,
@@ -154,28 +154,16 @@ def _as_graph(step: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-@torch.no_grad()
-def perplexities(model: WordLSTM, text: Tensor, training: Tensor) -> dict[str, float]:
+def perplexities(model: WordLSTM, text: Tensor, counts: Tensor) -> dict[str, float | None]:
     """Return the perplexity of a text, and of its words by how often they occur in the training text."""
-    model.eval()
-    streams, length = EVALUATION
-    width = (len(text) - 1) // streams
-    columns = [text[i : i + width * streams].view(streams, width).T.contiguous() for i in (0, 1)]
-    state, found = None, []
-    weight = model.head.weight.to(model.precision)
-    for i in range(0, width, length):
-        features, state = model.features(columns[0][i : i + length], state)
-        y = columns[1][i : i + length].reshape(-1)
-        found.append(linear_log_prob(features.reshape(-1, weight.shape[1]), weight, y)[0].double())
-    model.train()
-    nll, y = -torch.cat(found), columns[1].reshape(-1)
-    frequency = torch.bincount(training, minlength=len(weight))[y]
-    result = {"all": float(nll.mean().exp())}
-    for name, (low, high) in BUCKETS.items():
-        inside = (frequency >= low) & (frequency < (high or 2**62))
-        if bool(inside.any()):
-            result[name] = float(nll[inside].mean().exp())
-    return result
+    losses, words = word_losses(model, text, streams=STREAMS), text[1:].cpu().long()
+    found = score(losses, words, counts)
+    rare = losses[counts[words] < 10].double()
+    return {
+        "all": found.perplexity,
+        **found.bucket_perplexity,
+        "<10": perplexity(rare.mean().item()) if len(rare) else None,
+    }
 
 
 def work(todo: Any, done: Any, device: str, data: Path | None, deadline: float) -> None:
