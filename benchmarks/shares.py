@@ -137,6 +137,7 @@ def time_steps(training: Training, seconds: float) -> tuple[list[float], float]:
 
 def measure_share(ranks: int, total: int, features: int, tokens: int, device: str, seconds: float) -> Share:
     share = Share(ranks, -(-total // ranks))
+    training: Training | None = None
     try:
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -147,13 +148,14 @@ def measure_share(ranks: int, total: int, features: int, tokens: int, device: st
         share.peak_bytes = torch.cuda.max_memory_allocated() if device == "cuda" else None
     except Exception as error:
         share.reason = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"[:200]
-    training = None  # type: ignore[assignment]
+    training = None  # or its memory could not be freed
     free(device)
     return share
 
 
 def trains(classes: int, features: int, tokens: int, device: str) -> int | None:
     """Return the most bytes held while a head of so many classes takes two steps; None where memory runs out."""
+    training: Training | None = None
     try:
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -166,7 +168,7 @@ def trains(classes: int, features: int, tokens: int, device: str) -> int | None:
         if not out_of_memory(error):
             raise
         found = None
-    training = None  # type: ignore[assignment]
+    training = None  # or its memory could not be freed
     free(device)
     return found
 
