@@ -72,6 +72,31 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+class Launcher:
+    """A kernel that is launched in little time.
+
+    Looking at all arguments to find what was compiled for them takes Triton longer than a small kernel runs. So after
+    the first launch with a dtype and constants, the compiled kernel is called directly. That is right if all else is
+    always alike: pointers are to multiples of 16 bytes or in ``do_not_specialize_on_alignment``, their dtypes follow
+    from that of one tensor, and numbers are in ``do_not_specialize`` and below 2³¹.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int, like: Tensor
+    ) -> None:
+        """Launch on the current device, which is that of ``like``; constants are the last parameters of the kernel."""
+        key = like.device.index, like.dtype, constants, warps
+        compiled = self._compiled.get(key)
+        if compiled is None:  # always in Triton's interpreter, which compiles nothing
+            self._compiled[key] = self._kernel[grid](*arguments, *constants, num_warps=warps)
+        else:
+            compiled[grid](*arguments, *constants)
+
+
 @contextmanager
 def kernels_on_cpu(allowed: bool = True) -> Iterator[None]:
     """Let kernels work on CPU tensors, too, or no longer: for tests, where Triton's interpreter runs them."""

@@ -1,0 +1,196 @@
+r"""The mean cross-entropy from all logits in half precision, for problems that other engines take longer to launch.
+
+With z = h Wᵀ, the row's largest logit m and the sum :math:`s = \sum_v e^{z_v - m}`,
+
+.. math::
+    \ell = (m - z_y) + \log s, \qquad dZ = (e^{z - m} / s - \mathrm{onehot}(y)) \cdot \mathrm{upstream} / \mathrm{count}
+
+cuBLAS computes z and the two products with dZ, which takes the place of z in backward. One kernel reads z in forward,
+and one reads and writes it in backward, all in float32 apart from z itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hebbian_softmax import _torch
+from hebbian_softmax._triton import Launcher, power_of_two
+from hebbian_softmax.loss.checks import refused
+from hebbian_softmax.loss.dtypes import wide
+
+UNIT: tl.constexpr = tl.constexpr(8)
+"""A row of z takes a multiple of so many numbers, 16 bytes, which a thread reads at once."""
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+_LONG, _LONGER = 4096, 16384
+"""The most columns that a program reads at once, and those where few rows leave processors without a program."""
+_FEW_ROWS = 1024
+_COLUMNS_OF_A_WARP = 1024
+"""32 for each thread: four loads of 16 bytes that are on their way together."""
+
+
+class WholeCrossEntropy(torch.autograd.Function):
+    """The mean of the cross-entropies of F.linear(input, weight) over the targets that count, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+        """Return the loss of contiguous operands in one half-precision dtype; ``target`` is (N,), int64."""
+        rows, classes = input.shape[0], weight.shape[0]
+        with torch.cuda.device_of(input):
+            z = _logits(input, weight)
+            target = target.contiguous()
+            # For each row the largest logit, 1 / s and the loss; then 1 / count.
+            terms = torch.empty(3 * rows + 1, dtype=torch.float32, device=z.device)
+            loss = torch.empty((), dtype=torch.float32, device=z.device)
+            good = torch.empty((), dtype=torch.int32, device=z.device)
+            sizes = rows, classes, ignore_index
+            columns = _columns(rows, classes)
+            _launch_terms((rows, 1, 1), (z, target, terms, *sizes), (columns,), _warps(columns), z)
+            _launch_mean((1, 1, 1), (target, terms, loss, good, *sizes), (4096,), 16, z)
+            _torch.assert_on_device(good, refused(classes, ignore_index))
+        ctx.save_for_backward(input, weight, target, z, terms)
+        ctx.ignore_index = ignore_index
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of input and weight that are needed."""
+        (upstream,) = upstreams
+        input, weight, target, z, terms = ctx.saved_tensors
+        for_input, for_weight = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled() or _torch.is_batched(upstream):
+            return (*_gradients_by_torch(ctx, input, weight, target, upstream), None, None)
+        (rows, classes), columns = z.shape, min(_columns(*z.shape), _LONG)
+        with torch.cuda.device_of(z):
+            dz = _room(rows, classes, z) if _torch.backward_keeps_graph() else z
+            arguments = z, dz, target, terms, upstream, rows, classes, ctx.ignore_index
+            _launch_gradient((rows, -(-classes // columns), 1), arguments, (columns,), _warps(columns), z)
+            return (
+                torch.mm(dz, weight) if for_input else None,
+                torch.mm(dz.t(), input) if for_weight else None,
+                None,
+                None,
+            )
+
+
+def _gradients_by_torch(
+    ctx: Any, input: Tensor, weight: Tensor, target: Tensor, upstream: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients so that they can be differentiated again, or for several upstream gradients at once."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Other tensors than the operands, which may be one and the same.
+        operands = [each.view_as(each) for each in (input, weight)]
+        logits = F.linear(*operands)
+        loss = F.cross_entropy(logits.to(wide(logits.dtype)), target, ignore_index=ctx.ignore_index)
+        wanted = [each for each, needed in zip(operands, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(torch.autograd.grad(loss, wanted, upstream, create_graph=again))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:2])
+
+
+def _logits(input: Tensor, weight: Tensor) -> Tensor:
+    """Return F.linear(input, weight), (N, V), each row of which starts at a multiple of 16 bytes."""
+    rows, classes = input.shape[0], weight.shape[0]
+    if classes % UNIT.value == 0:
+        return torch.mm(input, weight.t())
+    return torch.mm(input, weight.t(), out=_room(rows, classes, input))
+
+
+def _room(rows: int, classes: int, like: Tensor) -> Tensor:
+    """Return memory for logits, (N, V), with rows of whole units."""
+    width = -(-classes // UNIT.value) * UNIT.value
+    room = torch.empty(rows, width, dtype=like.dtype, device=like.device)
+    return room if width == classes else room[:, :classes]
+
+
+def _columns(rows: int, classes: int) -> int:
+    """Return how many columns of a row a program reads at once."""
+    return min(max(power_of_two(classes), 256), _LONGER if rows < _FEW_ROWS else _LONG)
+
+
+def _warps(columns: int) -> int:
+    return max(columns // _COLUMNS_OF_A_WARP, 1)
+
+
+@triton.jit
+def _row(z_ptr, row, some, classes, BLOCK: tl.constexpr):
+    """Return BLOCK columns of a row from column ``some`` on, in float32: their places, which exist, and the logits.
+
+    What is at the end of a row's last unit and no class is -inf.
+    """
+    width = tl.cdiv(classes, UNIT) * UNIT
+    at = some + tl.arange(0, BLOCK)
+    exists = at < width  # whole units, so that a thread loads 16 bytes at once
+    z = tl.load(z_ptr + row * width + at, exists, other=float("-inf")).to(tl.float32)
+    return at, exists, tl.where(at < classes, z, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr"])
+def row_terms(z_ptr, target_ptr, terms_ptr, rows, classes, ignored, BLOCK: tl.constexpr):
+    """Store the largest logit of a row, the reciprocal of the sum of exponentials below it, and the loss."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    counted = (target != ignored) & (target >= 0) & (target < classes)
+    own = tl.load(z_ptr + row * (tl.cdiv(classes, UNIT) * UNIT) + target, counted, other=0.0).to(tl.float32)
+    top = float("-inf")
+    total = tl.zeros((BLOCK,), tl.float32)
+    for some in range(0, classes, BLOCK):
+        _, _, z = _row(z_ptr, row, some, classes, BLOCK)
+        higher = tl.maximum(top, tl.max(z, 0))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # of blocks in which all logits are -inf
+        total = total * tl.exp2((top - shift) * LOG2E) + tl.exp2((z - shift) * LOG2E)
+        top = higher
+    s = tl.sum(total, 0)
+    tl.store(terms_ptr + row, top)
+    tl.store(terms_ptr + rows + row, 1.0 / s)
+    tl.store(terms_ptr + 2 * rows + row, tl.where(counted, (top - own) + tl.log(s), 0.0))
+
+
+@triton.jit(do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr"])
+def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, ignored, BLOCK: tl.constexpr):
+    """Store the mean of the losses, the share of each row in it, and whether all targets are classes.
+
+    One program does it all.
+    """
+    many = tl.zeros((BLOCK,), tl.int32)
+    bad = tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, rows, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        target = tl.load(target_ptr + at, at < rows, other=ignored)
+        counted = target != ignored
+        many += counted.to(tl.int32)
+        bad += (counted & ((target < 0) | (target >= classes))).to(tl.int32)
+        total += tl.load(terms_ptr + 2 * rows + at, at < rows, other=0.0)
+    count = tl.sum(many, 0).to(tl.float32)
+    tl.store(loss_ptr, tl.div_rn(tl.sum(total, 0), count))
+    tl.store(terms_ptr + 3 * rows, tl.div_rn(1.0 + 0 * count, count))
+    tl.store(good_ptr, (tl.sum(bad, 0) == 0).to(tl.int32))
+
+
+@triton.jit(
+    do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr", "upstream_ptr"]
+)
+def row_gradient(
+    z_ptr, dz_ptr, target_ptr, terms_ptr, upstream_ptr, rows, classes, ignored, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store dZ of one block of a row; it may take the place of z."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    counted = (target != ignored) & (target >= 0) & (target < classes)
+    factor = tl.load(upstream_ptr) * tl.load(terms_ptr + 3 * rows)
+    top, reciprocal = tl.load(terms_ptr + row), tl.load(terms_ptr + rows + row)
+    at, exists, z = _row(z_ptr, row, tl.program_id(1) * BLOCK, classes, BLOCK)
+    p = tl.exp2((z - top) * LOG2E) * reciprocal
+    dz = tl.where(counted, (p - (at == target).to(tl.float32)) * factor, 0.0)
+    width = tl.cdiv(classes, UNIT) * UNIT
+    tl.store(dz_ptr + row * width + at, dz.to(dz_ptr.dtype.element_ty), exists)
+
+
+_launch_terms, _launch_mean, _launch_gradient = Launcher(row_terms), Launcher(mean_loss), Launcher(row_gradient)
