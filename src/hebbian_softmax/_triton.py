@@ -86,7 +86,12 @@ class Launcher:
         self._compiled: dict[Any, Any] = {}
 
     def __call__(
-        self, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int, like: Tensor
+        self,
+        grid: tuple[int, int, int],
+        arguments: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        warps: int,
+        like: Tensor,
     ) -> None:
         """Launch on the current device, which is that of ``like``; constants are the last parameters of the kernel."""
         key = like.device.index, like.dtype, constants, warps

@@ -23,10 +23,20 @@ _IGNORED = -100
 
 _TINY = 2**16
 """Up to this number of logits, computing all of them at once takes less time than the bookkeeping of tiles."""
-_TINY_IN_FULL_PRECISION, _TINY_ON_GPU = 16 * _TINY, 1024 * _TINY
-"""Products in full precision need no conversion, and on a GPU launching the kernels of tiles takes longer."""
+_TINY_IN_FULL_PRECISION = 2**20
+"""Products in full precision need no conversion."""
+_TINY_ON_GPU, _TINY_ON_GPU_IN_FULL_PRECISION = 2**26, 2**24
+"""On a GPU launching the kernels of tiles takes longer. In full precision the logits take more of the time, too."""
 _FEW_ROWS = 16
 """With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
+
+_WHOLE_FROM = 2**23
+"""Up to this number of logits, torch's operations on them cost less than an autograd node in Python and its kernels."""
+_WHOLE_TO = 2**28
+"""The most logits that kernels in half precision hold at once, in half a gigabyte: about the smallest workspace."""
+_LAUNCHED, _TRAFFIC = 2**36, 300
+"""A loss with all logits takes a time in proportion to logits · (d + 300), since moving a logit through memory takes as
+long as 300 products. The fused kernels are faster, but launching them takes the time of 2³⁶ (about 0.9 ms)."""
 
 
 @outside_of_graphs(only_with="rows")
@@ -101,15 +111,16 @@ def linear_cross_entropy(
         plain = (reduction, ignore_index, *numbers, impl, workspace) == _DEFAULTS
     else:
         plain = False
+    usual = plain and checks.is_usual(input, linear_weight, target)
+    if usual:
+        loss = _at_once(input, linear_weight, target)
+        if loss is not None:
+            return loss
     ignore_index = _IGNORED if ignore_index is None else ignore_index
     options = Options(
         weight, reduction, ignore_index, label_smoothing, prior, token_weight, temperature, softcap, z_loss
     )
-    if plain and checks.is_usual(input, linear_weight, target):
-        if _is_tiny(input, linear_weight, workspace):
-            logits = F.linear(input, linear_weight)
-            return F.cross_entropy(logits.to(wide(logits.dtype)), target)
-    else:
+    if not usual:
         with checks.agreement(rows, input) as alike:
             checks.check_how(impl, workspace)
             if rows is not None:
@@ -278,5 +289,36 @@ def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> boo
     """Return whether all logits at once are faster and fit: plain torch holds about three times their number."""
     rows, size = _rows(input).shape[0], input.element_size()
     logits = rows * linear_weight.shape[0]
-    most = _TINY_ON_GPU if input.is_cuda else _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
+    if input.is_cuda:
+        most = _TINY_ON_GPU if size < 4 else _TINY_ON_GPU_IN_FULL_PRECISION
+    else:
+        most = _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
+
+
+def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | None:
+    """Return the loss without options from all logits at once, where that is fastest; None elsewhere.
+
+    Launching such small problems takes a GPU's host longer than the GPU computes, so each has its shortest form.
+    """
+    dtype = input.dtype
+    if (
+        input.is_cuda
+        and dtype in (torch.bfloat16, torch.float16)
+        and not torch.compiler.is_compiling()
+        and product_dtype(input) == dtype
+        and not checks.must_be_traced(input, linear_weight)
+    ):
+        logits, features = input.shape[0] * linear_weight.shape[0], input.shape[1]
+        if logits <= _WHOLE_FROM:
+            return F.nll_loss(torch.log_softmax(F.linear(input, linear_weight), 1, dtype=torch.float32), target)
+        fits = logits <= _WHOLE_TO and (dtype == torch.float16 or logits * (features + _TRAFFIC) <= _LAUNCHED)
+        if fits and _triton.works_on(input) and _triton.works_on(linear_weight):
+            kernels = _triton.load("loss.gpu.whole")
+            if kernels is not None:
+                loss: Tensor = kernels.WholeCrossEntropy.apply(input, linear_weight, target, _IGNORED)
+                return loss
+    if _is_tiny(input, linear_weight, None):
+        z = F.linear(input, linear_weight)
+        return F.cross_entropy(z.to(wide(z.dtype)), target)
+    return None

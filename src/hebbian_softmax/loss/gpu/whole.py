@@ -11,6 +11,7 @@ and one reads and writes it in backward, all in float32 apart from z itself.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,13 +23,13 @@ from torch import Tensor
 from hebbian_softmax import _torch
 from hebbian_softmax._triton import Launcher, power_of_two
 from hebbian_softmax.loss.checks import refused
-from hebbian_softmax.loss.dtypes import wide
+from hebbian_softmax.loss.dtypes import autocasts, wide
 
 UNIT: tl.constexpr = tl.constexpr(8)
 """A row of z takes a multiple of so many numbers, 16 bytes, which a thread reads at once."""
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
-_LONG, _LONGER = 4096, 16384
+_LONG, _LONGER = 4096, 8192
 """The most columns that a program reads at once, and those where few rows leave processors without a program."""
 _FEW_ROWS = 1024
 _COLUMNS_OF_A_WARP = 1024
@@ -43,16 +44,15 @@ class WholeCrossEntropy(torch.autograd.Function):
         """Return the loss of contiguous operands in one half-precision dtype; ``target`` is (N,), int64."""
         rows, classes = input.shape[0], weight.shape[0]
         with torch.cuda.device_of(input):
-            z = _logits(input, weight)
+            z = _padded_logits(input, weight)
             target = target.contiguous()
             # For each row the largest logit, 1 / s and the loss; then 1 / count.
             terms = torch.empty(3 * rows + 1, dtype=torch.float32, device=z.device)
             loss = torch.empty((), dtype=torch.float32, device=z.device)
             good = torch.empty((), dtype=torch.int32, device=z.device)
-            sizes = rows, classes, ignore_index
             columns = _columns(rows, classes)
-            _launch_terms((rows, 1, 1), (z, target, terms, *sizes), (columns,), _warps(columns), z)
-            _launch_mean((1, 1, 1), (target, terms, loss, good, *sizes), (4096,), 16, z)
+            _launch_terms((rows, 1, 1), (z, target, terms, rows, classes), (ignore_index, columns), _warps(columns), z)
+            _launch_mean((1, 1, 1), (target, terms, loss, good, rows, classes), (ignore_index, 4096), 16, z)
             _torch.assert_on_device(good, refused(classes, ignore_index))
         ctx.save_for_backward(input, weight, target, z, terms)
         ctx.ignore_index = ignore_index
@@ -66,17 +66,16 @@ class WholeCrossEntropy(torch.autograd.Function):
         for_input, for_weight = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or _torch.is_batched(upstream):
             return (*_gradients_by_torch(ctx, input, weight, target, upstream), None, None)
-        (rows, classes), columns = z.shape, min(_columns(*z.shape), _LONG)
-        with torch.cuda.device_of(z):
-            dz = _room(rows, classes, z) if _torch.backward_keeps_graph() else z
-            arguments = z, dz, target, terms, upstream, rows, classes, ctx.ignore_index
-            _launch_gradient((rows, -(-classes // columns), 1), arguments, (columns,), _warps(columns), z)
-            return (
-                torch.mm(dz, weight) if for_input else None,
-                torch.mm(dz.t(), input) if for_weight else None,
-                None,
-                None,
-            )
+        rows, classes = z.shape[0], weight.shape[0]
+        columns = _columns(rows, classes)
+        with torch.cuda.device_of(z), _without_autocast(z):
+            dz = torch.empty_like(z) if _torch.backward_keeps_graph() else z
+            grid, arguments = (rows, -(-classes // columns), 1), (z, dz, target, terms, upstream, rows, classes)
+            _launch_gradient(grid, arguments, (ctx.ignore_index, columns), _warps(columns), z)
+            dz = _of_classes(dz, classes)
+            d_input = torch.mm(dz, weight) if for_input else None
+            d_weight = torch.mm(dz.t(), input) if for_weight else None
+        return d_input, d_weight, None, None
 
 
 def _gradients_by_torch(
@@ -84,7 +83,7 @@ def _gradients_by_torch(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients so that they can be differentiated again, or for several upstream gradients at once."""
     again = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.enable_grad(), _without_autocast(input):
         # Other tensors than the operands, which may be one and the same.
         operands = [each.view_as(each) for each in (input, weight)]
         logits = F.linear(*operands)
@@ -94,19 +93,25 @@ def _gradients_by_torch(
     return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:2])
 
 
-def _logits(input: Tensor, weight: Tensor) -> Tensor:
-    """Return F.linear(input, weight), (N, V), each row of which starts at a multiple of 16 bytes."""
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return a context without autocast, which a caller of backward may have on with another dtype."""
+    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
+
+
+def _padded_logits(input: Tensor, weight: Tensor) -> Tensor:
+    """Return F.linear(input, weight) with rows of whole units; what follows the classes may be anything."""
     rows, classes = input.shape[0], weight.shape[0]
     if classes % UNIT.value == 0:
         return torch.mm(input, weight.t())
-    return torch.mm(input, weight.t(), out=_room(rows, classes, input))
-
-
-def _room(rows: int, classes: int, like: Tensor) -> Tensor:
-    """Return memory for logits, (N, V), with rows of whole units."""
     width = -(-classes // UNIT.value) * UNIT.value
-    room = torch.empty(rows, width, dtype=like.dtype, device=like.device)
-    return room if width == classes else room[:, :classes]
+    z = torch.empty(rows, width, dtype=input.dtype, device=input.device)
+    torch.mm(input, weight.t(), out=_of_classes(z, classes))
+    return z
+
+
+def _of_classes(z: Tensor, classes: int) -> Tensor:
+    """Return the columns of the classes."""
+    return z if z.shape[1] == classes else z[:, :classes]
 
 
 def _columns(rows: int, classes: int) -> int:
@@ -131,12 +136,12 @@ def _row(z_ptr, row, some, classes, BLOCK: tl.constexpr):
     return at, exists, tl.where(at < classes, z, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr"])
-def row_terms(z_ptr, target_ptr, terms_ptr, rows, classes, ignored, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr"])
+def row_terms(z_ptr, target_ptr, terms_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     """Store the largest logit of a row, the reciprocal of the sum of exponentials below it, and the loss."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row)
-    counted = (target != ignored) & (target >= 0) & (target < classes)
+    counted = (target != IGNORED) & (target >= 0) & (target < classes)
     own = tl.load(z_ptr + row * (tl.cdiv(classes, UNIT) * UNIT) + target, counted, other=0.0).to(tl.float32)
     top = float("-inf")
     total = tl.zeros((BLOCK,), tl.float32)
@@ -152,8 +157,8 @@ def row_terms(z_ptr, target_ptr, terms_ptr, rows, classes, ignored, BLOCK: tl.co
     tl.store(terms_ptr + 2 * rows + row, tl.where(counted, (top - own) + tl.log(s), 0.0))
 
 
-@triton.jit(do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr"])
-def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, ignored, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr"])
+def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     """Store the mean of the losses, the share of each row in it, and whether all targets are classes.
 
     One program does it all.
@@ -163,27 +168,25 @@ def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, ignored,
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, rows, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        target = tl.load(target_ptr + at, at < rows, other=ignored)
-        counted = target != ignored
+        target = tl.load(target_ptr + at, at < rows, other=IGNORED)
+        counted = target != IGNORED
         many += counted.to(tl.int32)
         bad += (counted & ((target < 0) | (target >= classes))).to(tl.int32)
         total += tl.load(terms_ptr + 2 * rows + at, at < rows, other=0.0)
     count = tl.sum(many, 0).to(tl.float32)
     tl.store(loss_ptr, tl.div_rn(tl.sum(total, 0), count))
-    tl.store(terms_ptr + 3 * rows, tl.div_rn(1.0 + 0 * count, count))
+    tl.store(terms_ptr + 3 * rows, tl.div_rn(1.0, count))
     tl.store(good_ptr, (tl.sum(bad, 0) == 0).to(tl.int32))
 
 
-@triton.jit(
-    do_not_specialize=["rows", "classes", "ignored"], do_not_specialize_on_alignment=["target_ptr", "upstream_ptr"]
-)
+@triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr", "upstream_ptr"])
 def row_gradient(
-    z_ptr, dz_ptr, target_ptr, terms_ptr, upstream_ptr, rows, classes, ignored, BLOCK: tl.constexpr
+    z_ptr, dz_ptr, target_ptr, terms_ptr, upstream_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Store dZ of one block of a row; it may take the place of z."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row)
-    counted = (target != ignored) & (target >= 0) & (target < classes)
+    counted = (target != IGNORED) & (target >= 0) & (target < classes)
     factor = tl.load(upstream_ptr) * tl.load(terms_ptr + 3 * rows)
     top, reciprocal = tl.load(terms_ptr + row), tl.load(terms_ptr + rows + row)
     at, exists, z = _row(z_ptr, row, tl.program_id(1) * BLOCK, classes, BLOCK)
