@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.gpu import ends, engine, softmax
+from hebbian_softmax.loss.gpu import ends, engine, softmax, whole
 from hebbian_softmax.loss.problem import Needs, Problem, Scales
 from hebbian_softmax.rows import RowPart
 from tests.compiling import compile_for_hopper
@@ -20,9 +20,12 @@ KERNELS = {
     "column_sums",
     "finish_input",
     "finish_rows",
+    "mean_loss",
     "multiply_kernel",
     "prepare_kernel",
+    "row_gradient",
     "row_sums",
+    "row_terms",
     "scores",
     "set_targets",
     "settle",
@@ -62,6 +65,10 @@ def main() -> None:
             softmax.differentiate(problem, z, rows, slice(0, 301), entropy, Scales(scale, scale, entropy=scale))
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
+        for dtype in (torch.bfloat16, torch.float16):
+            operands = [torch.empty(size, dtype=dtype, requires_grad=True) for size in ((130, 72), (301, 72))]
+            for _ in range(2):  # The second launch calls the compiled kernel directly.
+                whole.WholeCrossEntropy.apply(*operands, target, -100).backward()
     assert set(compiled) == KERNELS, f"compiled {sorted(set(compiled))}"
 
 
