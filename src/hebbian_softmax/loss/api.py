@@ -26,17 +26,17 @@ _TINY = 2**16
 _TINY_IN_FULL_PRECISION = 2**20
 """Products in full precision need no conversion."""
 _TINY_ON_GPU, _TINY_ON_GPU_IN_FULL_PRECISION = 2**26, 2**24
-"""On a GPU launching the kernels of tiles takes longer. In full precision the logits take more of the time, too."""
+"""On a GPU launching the kernels of tiles takes longer. In full precision logits take more of the time."""
 _FEW_ROWS = 16
 """With at most so many rows, the matrix and its gradient take most of the time, and what happens to logits little."""
 
 _WHOLE_FROM = 2**23
-"""Up to this number of logits, torch's operations on them cost less than an autograd node in Python and its kernels."""
+"""Up to this number of logits, torch's own operations on them cost less than an autograd node in Python."""
 _WHOLE_TO = 2**28
-"""The most logits that kernels in half precision hold at once, in half a gigabyte: about the smallest workspace."""
-_LAUNCHED, _TRAFFIC = 2**36, 300
-"""A loss with all logits takes a time in proportion to logits · (d + 300), since moving a logit through memory takes as
-long as 300 products. The fused kernels are faster, but launching them takes the time of 2³⁶ (about 0.9 ms)."""
+"""The most logits in half precision that are held at once: half a gigabyte, about the least default workspace."""
+_QUICK, _TRAFFIC = 2**36, 300
+"""A loss from all logits takes a time in proportion to logits · (d + 300): moving a logit through memory takes as long
+as 300 of its products. The fused kernels need less, but launching them takes the time of 2³⁶ such units, 0.9 ms."""
 
 
 @outside_of_graphs(only_with="rows")
@@ -88,8 +88,10 @@ def linear_cross_entropy(
         z_loss: ζ of ζ · (log Σ_v exp(z_v))², which is added to the loss of each row.
         impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
             CUDA devices of capability 9.0 or more, in bfloat16 and not float16, with d divisible by 8). ``auto`` takes
-            the fastest that fits, and ``reference`` for small problems, under ``torch.func``, in forward-mode
-            differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
+            the fastest that fits. For small problems it builds all logits, and on a GPU also for the mean without
+            options in half precision up to 2²⁸ logits, where no workspace is given. Under ``torch.func``, in
+            forward-mode differentiation and for ``torch.export`` it is ``reference``. Only where all logits are built
+            can the loss be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
             default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
             and a half times the matrix in float32, within 0.6 … 3.6 GB, and a fifth more where dW is in half precision
@@ -291,34 +293,42 @@ def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> boo
     rows, size = _rows(input).shape[0], input.element_size()
     logits = rows * linear_weight.shape[0]
     if input.is_cuda:
-        most = _TINY_ON_GPU if size < 4 else _TINY_ON_GPU_IN_FULL_PRECISION
+        products = product_dtype(input)
+        quick = min(_TINY_ON_GPU, _most_quick(products, input.shape[-1]))
+        most = _TINY_ON_GPU_IN_FULL_PRECISION if products.itemsize >= 4 else quick
     else:
         most = _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
 
 
+def _most_quick(dtype: torch.dtype, features: int) -> int:
+    """Return up to how many logits in half precision no kernels of tiles are as quick on a GPU."""
+    if dtype == torch.float16:  # for which there are no fused kernels
+        return _WHOLE_TO
+    return min(_WHOLE_TO, _QUICK // (features + _TRAFFIC))
+
+
 def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | None:
     """Return the loss without options from all logits at once, where that is fastest; None elsewhere.
 
-    Launching such small problems takes a GPU's host longer than the GPU computes, so each has its shortest form.
+    The host of a GPU takes longer to launch such problems than the GPU to compute them, so each has its shortest form.
     """
-    dtype = input.dtype
+    dtype, logits = input.dtype, input.shape[0] * linear_weight.shape[0]
     if (
         input.is_cuda
         and dtype in (torch.bfloat16, torch.float16)
-        and not torch.compiler.is_compiling()
+        and logits <= _most_quick(dtype, input.shape[1])
         and product_dtype(input) == dtype
+        and not torch.compiler.is_compiling()
         and not checks.must_be_traced(input, linear_weight)
     ):
-        logits, features = input.shape[0] * linear_weight.shape[0], input.shape[1]
         if logits <= _WHOLE_FROM:
             return F.nll_loss(torch.log_softmax(F.linear(input, linear_weight), 1, dtype=torch.float32), target)
-        fits = logits <= _WHOLE_TO and (dtype == torch.float16 or logits * (features + _TRAFFIC) <= _LAUNCHED)
-        if fits and _triton.works_on(input) and _triton.works_on(linear_weight):
-            kernels = _triton.load("loss.gpu.whole")
-            if kernels is not None:
-                loss: Tensor = kernels.WholeCrossEntropy.apply(input, linear_weight, target, _IGNORED)
-                return loss
+        works = _triton.works_on(input) and _triton.works_on(linear_weight)
+        kernels = _triton.load("loss.gpu.whole") if works else None
+        if kernels is not None:
+            loss: Tensor = kernels.WholeCrossEntropy.apply(input, linear_weight, target, _IGNORED)
+            return loss
     if _is_tiny(input, linear_weight, None):
         z = F.linear(input, linear_weight)
         return F.cross_entropy(z.to(wide(z.dtype)), target)
