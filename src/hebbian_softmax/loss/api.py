@@ -294,8 +294,12 @@ def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> boo
     logits = rows * linear_weight.shape[0]
     if input.is_cuda:
         products = product_dtype(input)
-        quick = min(_TINY_ON_GPU, _most_quick(products, input.shape[-1]))
-        most = _TINY_ON_GPU_IN_FULL_PRECISION if products.itemsize >= 4 else quick
+        if torch.compiler.is_compiling():  # Only all logits at once leave the graph whole.
+            most = _TINY_ON_GPU
+        elif products.itemsize >= 4:
+            most = _TINY_ON_GPU_IN_FULL_PRECISION
+        else:
+            most = min(_TINY_ON_GPU, _most_quick(products, input.shape[-1]))
     else:
         most = _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
@@ -317,9 +321,9 @@ def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | N
     if (
         input.is_cuda
         and dtype in (torch.bfloat16, torch.float16)
-        and logits <= _most_quick(dtype, input.shape[1])
-        and product_dtype(input) == dtype
         and not torch.compiler.is_compiling()
+        and logits <= _most_quick(dtype, input.shape[1])
+        and not torch.is_autocast_enabled("cuda")
         and not checks.must_be_traced(input, linear_weight)
     ):
         if logits <= _WHOLE_FROM:
