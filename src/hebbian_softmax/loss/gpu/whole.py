@@ -29,11 +29,10 @@ UNIT: tl.constexpr = tl.constexpr(8)
 """A row of z takes a multiple of so many numbers, 16 bytes, which a thread reads at once."""
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
-_LONG, _LONGER = 4096, 8192
-"""The most columns that a program reads at once, and those where few rows leave processors without a program."""
-_FEW_ROWS = 1024
-_COLUMNS_OF_A_WARP = 1024
-"""32 for each thread: four loads of 16 bytes that are on their way together."""
+_LONG, _LONGER, _FEW_ROWS = 4096, 8192, 1024
+"""The most columns that a program reads at once; with few rows there are more, since there are few programs."""
+_OF_A_WARP = 1024
+"""The logits that a warp reads at once: each thread has four loads of 16 bytes on their way together."""
 
 
 class WholeCrossEntropy(torch.autograd.Function):
@@ -50,9 +49,11 @@ class WholeCrossEntropy(torch.autograd.Function):
             terms = torch.empty(3 * rows + 1, dtype=torch.float32, device=z.device)
             loss = torch.empty((), dtype=torch.float32, device=z.device)
             good = torch.empty((), dtype=torch.int32, device=z.device)
-            columns = _columns(rows, classes)
-            _launch_terms((rows, 1, 1), (z, target, terms, rows, classes), (ignore_index, columns), _warps(columns), z)
-            _launch_mean((1, 1, 1), (target, terms, loss, good, rows, classes), (ignore_index, 4096), 16, z)
+            block, columns, warps = _block(rows, classes)
+            grid, constants = (-(-rows // block), 1, 1), (ignore_index, block, columns)
+            _launch_terms(grid, (z, target, terms, rows, classes), constants, warps, z)
+            arguments = target, terms, loss, good, rows, classes
+            _launch_mean((1, 1, 1), arguments, (ignore_index, 4096 if rows <= 4096 else 8192), 32, z)
             _torch.assert_on_device(good, refused(classes, ignore_index))
         ctx.save_for_backward(input, weight, target, z, terms)
         ctx.ignore_index = ignore_index
@@ -67,11 +68,11 @@ class WholeCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled() or _torch.is_batched(upstream):
             return (*_gradients_by_torch(ctx, input, weight, target, upstream), None, None)
         rows, classes = z.shape[0], weight.shape[0]
-        columns = _columns(rows, classes)
+        block, columns, warps = _block(rows, classes)
         with torch.cuda.device_of(z), _without_autocast(z):
             dz = torch.empty_like(z) if _torch.backward_keeps_graph() else z
-            grid, arguments = (rows, -(-classes // columns), 1), (z, dz, target, terms, upstream, rows, classes)
-            _launch_gradient(grid, arguments, (ctx.ignore_index, columns), _warps(columns), z)
+            grid, constants = (-(-rows // block), -(-classes // columns), 1), (ctx.ignore_index, block, columns)
+            _launch_gradient(grid, (z, dz, target, terms, upstream, rows, classes), constants, warps, z)
             dz = _of_classes(dz, classes)
             d_input = torch.mm(dz, weight) if for_input else None
             d_weight = torch.mm(dz.t(), input) if for_weight else None
@@ -114,60 +115,70 @@ def _of_classes(z: Tensor, classes: int) -> Tensor:
     return z if z.shape[1] == classes else z[:, :classes]
 
 
-def _columns(rows: int, classes: int) -> int:
-    """Return how many columns of a row a program reads at once."""
-    return min(max(power_of_two(classes), 256), _LONGER if rows < _FEW_ROWS else _LONG)
-
-
-def _warps(columns: int) -> int:
-    return max(columns // _COLUMNS_OF_A_WARP, 1)
+def _block(rows: int, classes: int) -> tuple[int, int, int]:
+    """Return the rows and columns that a program reads at once, several rows if they are short, and its warps."""
+    columns = min(max(power_of_two(classes), 16), _LONGER if rows < _FEW_ROWS else _LONG)
+    return max(_OF_A_WARP // columns, 1), columns, max(columns // _OF_A_WARP, 1)
 
 
 @triton.jit
-def _row(z_ptr, row, some, classes, BLOCK: tl.constexpr):
-    """Return BLOCK columns of a row from column ``some`` on, in float32: their places, which exist, and the logits.
+def _targets(target_ptr, rows, classes, IGNORED: tl.constexpr, ROWS: tl.constexpr):
+    """Return the rows of this program, which of them exist, their targets, and which targets count and are classes."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    target = tl.load(target_ptr + row, row < rows, other=IGNORED)
+    return row, row < rows, target, (target != IGNORED) & (target >= 0) & (target < classes)
 
-    What is at the end of a row's last unit and no class is -inf.
+
+@triton.jit
+def _places(row, first, rows, classes, COLUMNS: tl.constexpr):
+    """Return the columns from ``first`` on, the places in z of these columns of the rows, and which of them exist.
+
+    Whole units exist, so that a thread loads or stores 16 bytes at once.
     """
     width = tl.cdiv(classes, UNIT) * UNIT
-    at = some + tl.arange(0, BLOCK)
-    exists = at < width  # whole units, so that a thread loads 16 bytes at once
-    z = tl.load(z_ptr + row * width + at, exists, other=float("-inf")).to(tl.float32)
-    return at, exists, tl.where(at < classes, z, float("-inf"))
+    column = first + tl.arange(0, COLUMNS)[None, :]
+    return column, row[:, None] * width + column, (row < rows)[:, None] & (column < width)
+
+
+@triton.jit
+def _logits(z_ptr, place, exists, column, classes):
+    """Return logits in float32, and -inf in place of what follows the classes."""
+    z = tl.load(z_ptr + place, exists, other=float("-inf")).to(tl.float32)
+    return tl.where(column < classes, z, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr"])
-def row_terms(z_ptr, target_ptr, terms_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the largest logit of a row, the reciprocal of the sum of exponentials below it, and the loss."""
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(target_ptr + row)
-    counted = (target != IGNORED) & (target >= 0) & (target < classes)
+def row_terms(
+    z_ptr, target_ptr, terms_ptr, rows, classes, IGNORED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Store the largest logit m of each row, 1 / s and the loss."""
+    row, here, target, counted = _targets(target_ptr, rows, classes, IGNORED, ROWS)
     own = tl.load(z_ptr + row * (tl.cdiv(classes, UNIT) * UNIT) + target, counted, other=0.0).to(tl.float32)
-    top = float("-inf")
-    total = tl.zeros((BLOCK,), tl.float32)
-    for some in range(0, classes, BLOCK):
-        _, _, z = _row(z_ptr, row, some, classes, BLOCK)
-        higher = tl.maximum(top, tl.max(z, 0))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)  # of blocks in which all logits are -inf
-        total = total * tl.exp2((top - shift) * LOG2E) + tl.exp2((z - shift) * LOG2E)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, classes, COLUMNS):
+        column, place, exists = _places(row, first, rows, classes, COLUMNS)
+        z = _logits(z_ptr, place, exists, column, classes)
+        higher = tl.maximum(top, tl.max(z, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # where all logits so far are -inf
+        total = total * tl.exp2((top - shift) * LOG2E)[:, None] + tl.exp2((z - shift[:, None]) * LOG2E)
         top = higher
-    s = tl.sum(total, 0)
-    tl.store(terms_ptr + row, top)
-    tl.store(terms_ptr + rows + row, 1.0 / s)
-    tl.store(terms_ptr + 2 * rows + row, tl.where(counted, (top - own) + tl.log(s), 0.0))
+    s = tl.sum(total, 1)
+    tl.store(terms_ptr + row, top, here)
+    tl.store(terms_ptr + rows + row, 1.0 / s, here)
+    tl.store(terms_ptr + 2 * rows + row, tl.where(counted, (top - own) + tl.log(s), 0.0), here)
 
 
 @triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr"])
-def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the mean of the losses, the share of each row in it, and whether all targets are classes.
-
-    One program does it all.
-    """
+def mean_loss(
+    target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store the mean of the losses, 1 / count, and whether all targets are classes. One program does it all."""
     many = tl.zeros((BLOCK,), tl.int32)
     bad = tl.zeros((BLOCK,), tl.int32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, rows, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for first in range(0, rows, BLOCK):
+        at = first + tl.arange(0, BLOCK)
         target = tl.load(target_ptr + at, at < rows, other=IGNORED)
         counted = target != IGNORED
         many += counted.to(tl.int32)
@@ -179,21 +190,23 @@ def mean_loss(target_ptr, terms_ptr, loss_ptr, good_ptr, rows, classes, IGNORED:
     tl.store(good_ptr, (tl.sum(bad, 0) == 0).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr", "upstream_ptr"])
+@triton.jit(
+    do_not_specialize=["rows", "classes"], do_not_specialize_on_alignment=["target_ptr", "upstream_ptr"]
+)  # fmt: skip
 def row_gradient(
-    z_ptr, dz_ptr, target_ptr, terms_ptr, upstream_ptr, rows, classes, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+    z_ptr, dz_ptr, target_ptr, terms_ptr, upstream_ptr, rows, classes,
+    IGNORED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store dZ of one block of a row; it may take the place of z."""
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(target_ptr + row)
-    counted = (target != IGNORED) & (target >= 0) & (target < classes)
+    """Store dZ of one block; it may take the place of z."""
+    row, here, target, counted = _targets(target_ptr, rows, classes, IGNORED, ROWS)
     factor = tl.load(upstream_ptr) * tl.load(terms_ptr + 3 * rows)
-    top, reciprocal = tl.load(terms_ptr + row), tl.load(terms_ptr + rows + row)
-    at, exists, z = _row(z_ptr, row, tl.program_id(1) * BLOCK, classes, BLOCK)
-    p = tl.exp2((z - top) * LOG2E) * reciprocal
-    dz = tl.where(counted, (p - (at == target).to(tl.float32)) * factor, 0.0)
-    width = tl.cdiv(classes, UNIT) * UNIT
-    tl.store(dz_ptr + row * width + at, dz.to(dz_ptr.dtype.element_ty), exists)
+    top = tl.load(terms_ptr + row, here, other=0.0)
+    reciprocal = tl.load(terms_ptr + rows + row, here, other=0.0)
+    column, place, exists = _places(row, tl.program_id(1) * COLUMNS, rows, classes, COLUMNS)
+    z = _logits(z_ptr, place, exists, column, classes)
+    p = tl.exp2((z - top[:, None]) * LOG2E) * reciprocal[:, None]
+    dz = (p - (column == target[:, None]).to(tl.float32)) * factor
+    tl.store(dz_ptr + place, tl.where(counted[:, None], dz, 0.0).to(dz_ptr.dtype.element_ty), exists)
 
 
 _launch_terms, _launch_mean, _launch_gradient = Launcher(row_terms), Launcher(mean_loss), Launcher(row_gradient)
