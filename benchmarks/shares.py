@@ -5,11 +5,13 @@
 A head of 10 million classes with 512 features is divided by rows over R ranks. One step of the rank's own rows is timed
 on this device, for each R after another: the loss of N tokens and its backward pass with products in bfloat16,
 OnePassAdam on the float32 weight, and the rule's write. Every target is one of the rank's own classes, so the write is
-at least that of a real rank. Activations have the length of trained ones, about 4.5. The rule writes them into rows, and
-with longer ones logits would become so large that the kernels compute rows again that are never so unlikely in training.
-Steps take a few batches in turn, so that none is learnt by heart. The exchange is not measured, because there is one process. It is computed: for each token
-a maximum, a sum and the logit of its target, and dh (N x d) summed once, in float32, each by a ring of 2 (R - 1) / R
-times its bytes over the link's bandwidth, and a latency for each of the two exchanges.
+at least that of a real rank. Activations have about the length of trained ones, because the rule writes them into rows:
+longer ones make logits so large that targets become unlikelier than they ever are in training, and the kernels compute
+such rows again. Steps take a few batches in turn, so that none is learnt by heart.
+
+The exchange is not measured, because there is one process. It is computed: for each token a maximum, a sum and the
+logit of its target, and dh (N x d) summed once, in float32, each by a ring of 2 (R - 1) / R times its bytes over the
+link's bandwidth, and a latency for each of the two exchanges.
 
 Also measured: the largest number of classes that trains on this device with 512 features.
 """
