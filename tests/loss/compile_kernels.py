@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.gpu import ends, engine, softmax
+from hebbian_softmax.loss.gpu import ends, engine, hopper, softmax
 from hebbian_softmax.loss.problem import Needs, Problem, Scales
 from hebbian_softmax.rows import RowPart
 from tests.compiling import compile_for_hopper
@@ -22,10 +22,12 @@ KERNELS = {
     "finish_rows",
     "multiply_kernel",
     "prepare_kernel",
+    "resident",
     "row_sums",
     "scores",
     "set_targets",
     "settle",
+    "streamed",
     "target_logits",
 }
 
@@ -41,7 +43,7 @@ class Unexchanged(RowPart):
 
 
 def main() -> None:
-    compiled = compile_for_hopper(engine.SHARED_MEMORY)
+    compiled = compile_for_hopper(max(engine.SHARED_MEMORY, hopper.SHARED_MEMORY))
     with torch.device("meta"):  # A CPU has no products of bfloat16 matrices that are summed in float32.
         h, w, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((130, 72), (301, 72), 301))
         target, scale = torch.empty(130, dtype=torch.int64), torch.empty(130)
@@ -60,6 +62,10 @@ def main() -> None:
             softmax.settle(problem, z, rows, terms, dtype != torch.float32, scales)
             softmax.differentiate(problem, z, rows, slice(0, 301), terms, scales)
             softmax.differentiate(problem, z, rows, slice(0, 301), entropy, Scales(scale, scale, entropy=scale))
+        for d in (72, 640):
+            wide = replace(problem, input=torch.empty(130, d, dtype=h.dtype), weight=torch.empty(301, d, dtype=h.dtype))
+            for e in (None, torch.empty(256, 320, dtype=h.dtype)):
+                hopper.launch(wide, rows, slice(0, 301), scale, torch.empty(3 * 130), e)
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
     assert set(compiled) == KERNELS, f"compiled {sorted(set(compiled))}"

@@ -82,9 +82,10 @@ def linear_cross_entropy(
             differentiation and for ``torch.export``. Only ``reference`` can be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
             default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
-            and a half times the matrix in float32, within 0.45 … 3.6 GB (for ``chunked`` 1 GiB). Not counted are
-            copies of operands that are not contiguous or that autocast converts, and the float32 sum of a gradient in
-            half precision that is added up over several tiles.
+            and a half times the matrix in float32, within 0.6 … 3.6 GB, and a fifth more where dW is in half precision
+            (for ``chunked`` 1 GiB). Not counted are copies of operands that are not contiguous or that autocast
+            converts, and for ``chunked`` the float32 sum of a gradient in half precision that is added up over several
+            tiles.
         rows: where several ranks share the rows of the matrix, the part of this one. ``linear_weight`` and
             ``linear_bias`` are then this rank's, and so are their gradients; ``target``, ``weight`` and ``prior`` are
             of the classes of all ranks. All other arguments are equal on these ranks, and so are the loss and the

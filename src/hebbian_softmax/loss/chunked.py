@@ -34,7 +34,7 @@ _LEAST_LOG = -1e4
 """Below this, exp is 0 in every dtype."""
 
 
-def default_workspace(problem: Problem) -> int:
+def default_workspace(problem: Problem, needs: Needs) -> int:
     """Return the largest useful workspace; on a CPU the bytes of half of the logits, with at least 64 whole rows.
 
     In half precision a CPU gets a quarter of the logits. Then 64 rows mostly do not fit, and the vocabulary is split,

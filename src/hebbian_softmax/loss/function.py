@@ -68,7 +68,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             target, share = prepared.target, prepared.share
             reduction = settings.options.reduction
             problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
-            engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
+            engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs)
             sum_of_rows = weighting.sum_of_rows(problem)
             ctx.early = reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
@@ -120,7 +120,7 @@ def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     settings: Settings = ctx.settings
     weighting: Weighting = ctx.weighting
     problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
-    engine, workspace = choose_engine(settings.impl, problem, settings.workspace)
+    engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs)
     scales = weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales, local_needs(problem, ctx.needs), workspace)
     return join_gradients(problem, ctx.needs, weighting.corrected(problem, scales, gradients, sum_of_rows))
@@ -150,7 +150,9 @@ class Once(torch.autograd.Function):
         )
 
 
-def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: bool = False) -> tuple[Engine, int]:
+def choose_engine(
+    impl: str, problem: Problem, workspace: int | None, needs: Needs, entropy: bool = False
+) -> tuple[Engine, int]:
     """Return the engine for ``impl``, which is ``auto``, ``chunked`` or ``triton``, and its workspace in bytes."""
     h = problem.input
     if entropy and impl == "triton":
@@ -159,7 +161,7 @@ def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: b
     if impl == "triton" or (impl == "auto" and suits and not entropy):
         engine = _triton.load("loss.gpu.engine")
         if engine is not None and engine.available(problem):
-            return engine, workspace or engine.default_workspace(problem)
+            return engine, workspace or engine.default_workspace(problem, needs)
         if impl == "triton":
             if problem.spread is not None:
                 raise RuntimeError('impl="triton" has no label smoothing behind a softcap. Use impl="auto"')
@@ -169,7 +171,7 @@ def choose_engine(impl: str, problem: Problem, workspace: int | None, entropy: b
                 "a number of features divisible by 8, and input and linear_weight that start at a "
                 f'multiple of 16 bytes; got {h.shape[1]} features. Use impl="auto"'
             )
-    return chunked, workspace or chunked.default_workspace(problem)
+    return chunked, workspace or chunked.default_workspace(problem, needs)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class LinearLogProb(torch.autograd.Function):
             ]
             ctx.needs, ctx.settings = Needs(*wanted), settings
             problem = _problem(input, weight, bias, target, settings)
-            engine, workspace = choose_engine(settings.impl, problem, settings.workspace, settings.entropy)
+            engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs, settings.entropy)
             if settings.entropy:
                 terms = engine.row_terms(problem, workspace, entropy=True)
             else:
@@ -95,7 +95,7 @@ class LinearLogProb(torch.autograd.Function):
             a = torch.where(counted, upstreams[1] * problem.scale, 0) + b
             a = a.masked_fill((a == 0) & (b != 0), SMALLEST_SCALE)
             terms = RowTerms(nll, target_logit, normaliser, entropy=entropy)
-            engine, workspace = choose_engine(settings.impl, problem, settings.workspace, settings.entropy)
+            engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs, settings.entropy)
             of_entropy = torch.where(counted, upstreams[2] * problem.scale, 0) if settings.entropy else None
             scales, needs = Scales(a, b, entropy=of_entropy), local_needs(problem, ctx.needs)
             found = engine.gradients(problem, terms, scales, needs, workspace)

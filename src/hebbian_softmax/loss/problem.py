@@ -198,8 +198,8 @@ class Gradients:
 class Engine(Protocol):
     """The functions that chunked.py and gpu/engine.py have in common. ``workspace`` is in bytes."""
 
-    def default_workspace(self, problem: Problem) -> int:
-        """Return the workspace to use where the caller gave none."""
+    def default_workspace(self, problem: Problem, needs: Needs) -> int:
+        """Return the workspace to use for these gradients where the caller gave none."""
 
     def row_terms(self, problem: Problem, workspace: int, *, entropy: bool = False) -> RowTerms:
         """Return the terms of every row, with ``entropy`` that one, too, which only the chunked engine has."""

@@ -11,6 +11,9 @@ from hebbian_softmax.loss.problem import Needs, Problem
 TILE_ROWS, TILE_CLASSES, TILE_FEATURES = 128, 256, 64
 """The tile of logits that one program computes, and how many features it reads at a time."""
 
+FEWEST_SUMMED = 128
+"""The classes of the smallest tile: there is one sum of E for each tile and row."""
+
 PADDING = 64
 """Classes are padded to a multiple of this."""
 
@@ -30,13 +33,16 @@ def padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def default_workspace(problem: Problem) -> int:
-    """Return the bytes of one and a half times the matrix in float32, within 0.45 … 3.6 GB.
+def default_workspace(problem: Problem, needs: Needs) -> int:
+    """Return the bytes of one and a half times the matrix in float32, within 0.6 … 3.6 GB.
 
-    Chunks are then so large that the sum of dW is read and written only a few times.
+    Chunks are then so large that the sum of dW is read and written only a few times. A gradient in half precision is
+    rounded from a sum that takes two thirds of this, so it may have a fifth more, and 3.9 GB at most.
     """
     entries = problem.planned_classes * problem.weight.shape[1]
-    return min(max(6 * entries, 450_000_000), 3_600_000_000)
+    if needs.weight in (None, torch.float32):
+        return min(max(6 * entries, 600_000_000), 3_600_000_000)
+    return min(max(6 * entries * 6 // 5, 600_000_000), 3_900_000_000)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Schedule:
         rows, features = problem.input.shape
         classes = problem.planned_classes
         size = problem.input.element_size()
-        per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
+        per_row = size * padded(classes, PADDING) + 4 * -(-classes // FEWEST_SUMMED) + size * features
         if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
             workspace -= 4 * padded(classes, PADDING) * features  # The gradient is then rounded from a float32 sum.
         most = -(-rows // TILE_ROWS) if needs.weight is None else rows // _FEWEST_ROWS
@@ -82,9 +88,9 @@ class Schedule:
             splits = max(min(_splits(rows, classes, features, processors), workspace // 2 // total), 1)
             workspace -= splits * total
         least = min(padded(classes, PADDING), 16 * TILE_CLASSES)
-        per_row = size * least + size * features
+        per_row = size * least + 4 * -(-least // FEWEST_SUMMED) + size * features
         chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
-        per_class = size * chunk + 4 * chunk // TILE_CLASSES
+        per_class = size * chunk + 4 * chunk // FEWEST_SUMMED
         width = max((workspace - size * features * chunk) // per_class // TILE_CLASSES * TILE_CLASSES, least)
         width = min(width, padded(classes, PADDING))
         chunks = -(-classes // width)

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hebbian_softmax._triton import processors
-from hebbian_softmax.loss.gpu.rows import capped, find_target_logits, shape_of_logits, switches
+from hebbian_softmax.loss.gpu.rows import find_target_logits
+from hebbian_softmax.loss.gpu.scores import capped, shape_of_logits, switches
 from hebbian_softmax.loss.problem import Problem, RowTerms, Scales
 
 __all__ = ["differentiate", "find_target_logits", "settle"]

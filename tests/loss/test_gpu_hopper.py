@@ -1,0 +1,123 @@
+"""The kernels for H100 and H200 GPUs: E and its sums against float64, for sizes that fit no tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hebbian_softmax.loss.gpu.schedule import FEWEST_SUMMED, PADDING, TILE_ROWS, padded
+from hebbian_softmax.loss.problem import Problem
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+hopper = pytest.importorskip("hebbian_softmax.loss.gpu.hopper")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (torch.cuda.is_available() and hopper.runs_on(torch.device("cuda", 0))),
+        reason="needs an H100 or H200, and a version of Triton in which the kernels were tried",
+    ),
+]
+WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
+"""Numbers of features: up to 576 one kernel is used, beyond that the other one."""
+SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333)
+OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
+
+
+def make(n: int, d: int, v: int, options: tuple[str, ...]) -> Problem:
+    h, w = torch.randn(n, d), torch.randn(v, d) / d**0.5
+    target = torch.randint(v, (n,))
+    target[::5] = -1
+    prior = None
+    if "prior" in options:
+        prior = torch.randn(v, device="cuda")
+        prior[v // 2 : v // 2 + v // 4] = -torch.inf
+    bias = torch.randn(v, device="cuda").bfloat16() if "bias" in options else None
+    scale = 0.7 if "scale" in options else 1.0
+    return Problem(h.cuda().bfloat16(), w.cuda().bfloat16(), bias, target.cuda(), prior, scale)
+
+
+def exact(problem: Problem, shift: Tensor, rows: slice, classes: slice) -> Tensor:
+    """Return E in float64: 0 at the targets and in ignored rows."""
+    z = problem.input[rows].double() @ problem.weight[classes].double().T
+    if problem.bias is not None:
+        z += problem.bias[classes].double()
+    z *= problem.scale
+    if problem.prior is not None:
+        z += problem.prior[classes].double()
+    e = torch.exp(z - shift[rows].double()[:, None] * torch.log(torch.tensor(2.0, dtype=torch.float64)).item())
+    column = torch.arange(classes.start, classes.stop, device=z.device)
+    return e.masked_fill(problem.target[rows][:, None] == column, 0)
+
+
+def compute(
+    problem: Problem, shift: Tensor, rows: slice, classes: slice, store: bool = True
+) -> tuple[Tensor | None, Tensor]:
+    """Return E, padded as the engine has it, and the sum of each row."""
+    n, v = rows.stop - rows.start, classes.stop - classes.start
+    e = torch.full((padded(n, TILE_ROWS), padded(v, PADDING)), torch.nan, device="cuda", dtype=torch.bfloat16)
+    partial = torch.full((-(-v // FEWEST_SUMMED) * n,), torch.nan, device="cuda")
+    tile = hopper.launch(problem, rows, classes, shift, partial, e if store else None)
+    tiles = -(-v // tile)
+    return (e if store else None), partial[: tiles * n].view(tiles, n).sum(0)
+
+
+def shift_of(problem: Problem) -> Tensor:
+    return torch.where(problem.target < 0, torch.inf, torch.randn(len(problem.target), device="cuda"))
+
+
+def check(problem: Problem, rows: slice, classes: slice) -> None:
+    shift = shift_of(problem)
+    true = exact(problem, shift, rows, classes)
+    for store in (True, False):
+        e, sums = compute(problem, shift, rows, classes, store)
+        torch.testing.assert_close(sums.double(), true.sum(1), rtol=1e-5, atol=1e-30)
+        if e is not None:
+            n, v = true.shape
+            torch.testing.assert_close(e[:n, :v].double(), true, rtol=2**-8, atol=1e-37)
+            assert (e[n:] == 0).all()
+            assert (e[:, v:] == 0).all()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("d", WIDTHS)
+def test_plain(d: int, size: tuple[int, int]) -> None:
+    problem = make(size[0], d, size[1], ())
+    check(problem, slice(0, size[0]), slice(0, size[1]))
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids="-".join)
+@pytest.mark.parametrize("d", [72, 576, 1024])
+def test_options(d: int, options: tuple[str, ...]) -> None:
+    check(make(300, d, 3001, options), slice(0, 300), slice(0, 3001))
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-1]], ids=["plain", "options"])
+@pytest.mark.parametrize("d", [512, 1024])
+def test_parts(d: int, options: tuple[str, ...]) -> None:
+    problem = make(700, d, 3001, options)
+    check(problem, slice(256, 512), slice(512, 1536))
+    check(problem, slice(640, 700), slice(1536, 3001))
+
+
+@pytest.mark.parametrize("d", [64, 512, 1024, 4096])
+def test_always_the_same(d: int) -> None:
+    """A missing barrier would show as a different result in some of many runs, with many tiles for each processor."""
+    n, v = 1408, 20_011
+    problem = make(n, d, v, ())
+    shift = shift_of(problem)
+    e, sums = compute(problem, shift, slice(0, n), slice(0, v))
+    assert e is not None
+    for _ in range(40):
+        again, same = compute(problem, shift, slice(0, n), slice(0, v))
+        assert again is not None
+        assert torch.equal(e, again)
+        assert torch.equal(sums, same)
+
+
+def test_numbers_of_programs() -> None:
+    """Each 128 rows have as many programs, unless that would leave more than a few processors idle."""
+    device, everything = torch.device("cuda", 0), torch.cuda.get_device_properties(0).multi_processor_count
+    for rows in (1, 128, 1408, 4096, 5120, 100_000):
+        used = hopper.programs(rows, device)
+        assert 0.94 * everything <= used <= everything
