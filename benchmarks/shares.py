@@ -5,9 +5,13 @@
 A head of 10 million classes with 512 features is divided by rows over R ranks. One step of the rank's own rows is timed
 on this device, for each R after another: the loss of N tokens and its backward pass with products in bfloat16,
 OnePassAdam on the float32 weight, and the rule's write. Every target is one of the rank's own classes, so the write is
-at least that of a real rank. The exchange is not measured, because there is one process. It is computed: for each token
-a maximum, a sum and the logit of its target, and dh (N x d) summed once, in float32, each by a ring of 2 (R - 1) / R
-times its bytes over the link's bandwidth, and a latency for each of the two exchanges.
+at least that of a real rank. Activations have about the length of trained ones, because the rule writes them into rows:
+longer ones make logits so large that targets become unlikelier than they ever are in training, and the kernels compute
+such rows again. Steps take a few batches in turn, so that none is learnt by heart.
+
+The exchange is not measured, because there is one process. It is computed: for each token a maximum, a sum and the
+logit of its target, and dh (N x d) summed once, in float32, each by a ring of 2 (R - 1) / R times its bytes over the
+link's bandwidth, and a latency for each of the two exchanges.
 
 Also measured: the largest number of classes that trains on this device with 512 features.
 """
@@ -23,10 +27,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax, OnePassAdam
 from hebbian_softmax.lab.base import environment
@@ -35,6 +41,9 @@ RANKS = (1, 2, 4, 8, 64)
 LINKS = {"NVLink 4, 450 GB/s": 450e9, "400 Gbit/s": 50e9}
 """Bytes per second in each direction."""
 GIB = 2**30
+ACTIVATION_LENGTH = 4.5
+"""With it the logit of a memorised activation is about 20, a few more than log V of ten million classes."""
+BATCHES = 4
 
 
 @dataclass
@@ -75,23 +84,29 @@ def wire_ms(ranks: int, nbytes: int, bandwidth: float, latency: float) -> float:
 
 
 class Training:
-    """A head, its optimizer and a batch on the device."""
+    """A head, its optimizer and a few batches on the device."""
 
     def __init__(self, classes: int, features: int, tokens: int, device: str) -> None:
         self.device = device
         self.head = HebbianSoftmax(features, classes, gamma=0.1, limit=500, device=device)
         self.optimizer = OnePassAdam([self.head.weight], head=self.head, lr=1e-5)
-        self.h = torch.randn(tokens, features, device=device, dtype=torch.bfloat16, requires_grad=True)
-        ranks = float(classes) ** torch.rand(tokens, device=device, dtype=torch.float64)  # Zipf's frequencies
-        self.targets = (ranks - 1).long().clamp(0, classes - 1)
+        self.batches = cycle([self.draw(classes, features, tokens) for _ in range(BATCHES)])
 
-    def step(self) -> None:
+    def draw(self, classes: int, features: int, tokens: int) -> tuple[Tensor, Tensor]:
+        h = torch.randn(tokens, features, device=self.device) * (ACTIVATION_LENGTH / features**0.5)
+        ranks = float(classes) ** torch.rand(tokens, device=self.device, dtype=torch.float64)  # Zipf's frequencies
+        return h.to(torch.bfloat16).requires_grad_(), (ranks - 1).long().clamp(0, classes - 1)
+
+    def step(self) -> Tensor:
+        """Make a step with the next batch, and return its loss."""
+        h, targets = next(self.batches)
         with torch.autocast(self.device, torch.bfloat16):
-            loss = self.head.loss(self.h, self.targets)
+            loss = self.head.loss(h, targets)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.h.grad = None
+        h.grad = None
+        return loss.detach()
 
 
 def free(device: str) -> None:

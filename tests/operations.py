@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 
+_EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.new_empty)
+
 
 class Watch(TorchDispatchMode):
     """Counts operations and matrix products, and the bytes of the storages that they make."""
@@ -24,6 +26,8 @@ class Watch(TorchDispatchMode):
         self.largest = 0
         """The bytes of the largest storage."""
         self.operations = 0
+        self.launches = 0
+        """Those of the operations that compute something: neither views nor empty tensors."""
         self.products: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """The shapes of the two factors of each matrix product."""
 
@@ -34,6 +38,8 @@ class Watch(TorchDispatchMode):
             left, right = [each for each in args if isinstance(each, Tensor)][-2:]
             self.products.append((tuple(left.shape), tuple(right.shape)))
         out = func(*args, **(kwargs or {}))
+        viewed = func.is_view or torch.Tag.inplace_view in func.tags or func.overloadpacket in _EMPTY
+        self.launches += not viewed and any(isinstance(each, Tensor) for each in tree_leaves(out))
         for each in tree_leaves(out):
             if isinstance(each, Tensor):
                 storage = each.untyped_storage()

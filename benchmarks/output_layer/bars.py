@@ -3,13 +3,18 @@
     python -m benchmarks.output_layer.bars first.json second.json
 
 A ratio is always that of two entries of the same run, and a share is relative to the best product of the same run.
+
+Like is compared with like. Our loss with dW in fp32, in which it is summed, is compared with peers that return it in
+fp32 and with those that return it in bf16, although these have half as many bytes to write. Our loss with dW in bf16 is
+compared with peers that return it in bf16. Its ratio to those that return it in fp32, and so do not round it, is shown
+without a bar, and so are peers that failed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +22,14 @@ from typing import Any
 import torch
 
 from benchmarks.output_layer.measuring import Entry
-from benchmarks.output_layer.peers import CUTE
+from benchmarks.output_layer.peers import CUTE, PADDED, PEERS, PUBLISHED
 from benchmarks.output_layer.problems import Spec
 
 OURS = ("ours, fp32 master", "ours")
 """With the gradient of W in fp32, in which it is summed, and rounded to bf16."""
+FP32_PEERS = {contender.name for contender in (*PEERS, *PADDED) if contender.fp32_gradient}
+EXACT = ("peer", "tuned", "padded", "baseline")
+"""The kinds of contenders that are not ours and compute all gradients."""
 SHARE_OF_PEAK = {
     "ours, fp32 master": {"A": 0.85, "B": 0.78, "C": 0.85},
     "ours": {"A": 0.85, "B": 0.78, "C": 0.60},
@@ -45,11 +53,14 @@ class Bar:
 
     what: str
     limit: str
+    """Empty for what is shown without a bar."""
     value: str
     passed: bool | None
     """None if it was not measured."""
 
     def line(self) -> str:
+        if not self.limit:
+            return f"{'no bar':>12}  {self.what}: {self.value}"
         verdict = {True: "pass", False: "FAIL", None: "not measured"}[self.passed]
         return f"{verdict:>12}  {self.what}: {self.value} (bar: {self.limit})"
 
@@ -64,9 +75,11 @@ def check(runs: Runs) -> list[Bar]:
             for bar in bars:
                 bar.what += "" if name == OURS[0] else " (dW in bf16)"
             found += bars
+        found += _against_fp32(shape, here)
         if shape in RULE_SHARE:
             every = [entry for run in here for entry in run]
             found += [_rule(shape, every, "step with write"), _rule(shape, every, "step with every write")]
+        found += _failures(shape, here)
     return found
 
 
@@ -105,33 +118,64 @@ def _shares(shape: str, name: str, here: Runs) -> list[Bar]:
 
 def _exact(run: list[Entry]) -> list[Entry]:
     """Return the contenders that are not ours and have the right gradients and a time."""
-    kinds = ("peer", "tuned", "padded", "baseline")
-    return [e for e in run if e.kind in kinds and e.status == "ok" and e.ms is not None]
+    return [e for e in run if e.kind in EXACT and e.status == "ok" and e.ms is not None]
 
 
 def _ratios(shape: str, name: str, here: Runs) -> list[Bar]:
     kinds = {
         "fastest exact peer as it comes": (("peer",), AHEAD_OF_PEERS),
         "fastest tuned, padded or hand-written one": (("tuned", "padded", "baseline"), AHEAD_OF_TUNED),
-        "fastest exact one that runs": (("peer", "tuned", "padded", "baseline"), NEAR_THE_FASTEST),
+        "fastest exact one that runs": (EXACT, NEAR_THE_FASTEST),
     }
     bars = []
     for whom, (wanted, limits) in kinds.items():
         if shape not in limits:
             continue
         what, limit = f"{shape}: against the {whom}", f">= {limits[shape]:g}x"
-        found = []
-        for run in here:
-            ours = _ours(name, run)
-            peers = [(e.ms, e.contender) for e in _exact(run) if e.kind in wanted and e.ms is not None]
-            if ours is not None and ours.ms is not None:
-                found += [(ms / ours.ms, f"{who}, {ms:.2f} ms against {ours.ms:.2f}") for ms, who in peers]
-        if found:
-            ratio, value = min(found)
-            bars.append(Bar(what, limit, f"{ratio:.3f}x ({value})", ratio >= limits[shape]))
+
+        def like(entry: Entry, wanted: tuple[str, ...] = wanted) -> bool:
+            return entry.kind in wanted and (name == OURS[0] or entry.contender not in FP32_PEERS)
+
+        lowest = _lowest_ratio(name, here, like)
+        if lowest:
+            bars.append(Bar(what, limit, lowest[1], lowest[0] >= limits[shape]))
         else:
             bars.append(Bar(what, limit, "-", None))
     return bars
+
+
+def _against_fp32(shape: str, here: Runs) -> list[Bar]:
+    """Return the ratio to peers with dW in fp32 of ours with dW in bf16."""
+    lowest = _lowest_ratio(OURS[1], here, lambda entry: entry.contender in FP32_PEERS)
+    return [Bar(f"{shape}: dW in bf16 against the fastest with dW in fp32", "", lowest[1], None)] if lowest else []
+
+
+def _lowest_ratio(name: str, here: Runs, like: Callable[[Entry], bool]) -> tuple[float, str] | None:
+    """Return the time of a contender over ours where it is lowest, as a number and in words; None without any."""
+    found = []
+    for run in here:
+        ours = _ours(name, run)
+        for entry in filter(like, _exact(run)):
+            if ours is not None and ours.ms is not None and entry.ms is not None:
+                ratio = entry.ms / ours.ms
+                words = f"{ratio:.3f}x ({entry.contender}, {entry.ms:.2f} ms against {ours.ms:.2f})"
+                found.append((ratio, words))
+    return min(found, default=None)
+
+
+def _failures(shape: str, here: Runs) -> list[Bar]:
+    """Return the peers that failed, with the time that others published."""
+    found = {}
+    for entry in (e for run in here for e in run if e.kind in EXACT and e.status == "failed"):
+        value = f"failed: {entry.reason}{published(shape, entry.contender)}"
+        found[value] = Bar(f"{shape}: {entry.contender}", "", value, None)
+    return list(found.values())
+
+
+def published(shape: str, contender: str) -> str:
+    """Return a remark about the time that others published for a contender that does not run; empty without one."""
+    ms, where = PUBLISHED.get((shape, contender), (None, ""))
+    return "" if ms is None else f" (published, not measured here: {ms:g} ms {where})"
 
 
 def _memory(shape: str, name: str, here: Runs) -> Bar:

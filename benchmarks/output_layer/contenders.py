@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,15 @@ class Contender:
 
     name: str
     kind: str
-    """ours, baseline, peer (with its defaults), tuned, padded, approximate, product, graph, step, step with write."""
+    """ours, variant (of ours, without a bar), baseline, peer (with its defaults), tuned, padded, approximate, product,
+    graph, step, step with write."""
     build: Callable[[Problem], tuple[Run, str]]
     compiles: bool = False
     """Whether it takes a compilation by torch.compile, which can be left out."""
     operations: Callable[[Spec], int] = lambda spec: spec.flops
     """The operations of one run, by which its rate is computed."""
+    fp32_gradient: bool = False
+    """Whether dW is in fp32 though W is in bf16."""
 
 
 def differentiate(loss: Loss, problem: Problem) -> Run:
@@ -56,13 +60,13 @@ def plain(loss: Loss, note: str = "") -> Callable[[Problem], tuple[Run, str]]:
     return lambda problem: (differentiate(loss, problem), note)
 
 
-def ours(problem: Problem) -> tuple[Run, str]:
+def ours(problem: Problem, workspace: int | None = None) -> tuple[Run, str]:
     """Build our loss."""
 
     def loss(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-        return linear_cross_entropy(h, weight, targets, linear_bias=bias)
+        return linear_cross_entropy(h, weight, targets, linear_bias=bias, workspace=workspace)
 
-    return differentiate(loss, problem), ""
+    return differentiate(loss, problem), "" if workspace is None else f"workspace of {workspace / 1e9:g} GB"
 
 
 def ours_master(problem: Problem) -> tuple[Run, str]:
@@ -159,7 +163,9 @@ def chunked_loop(h: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None
     return loss
 
 
-OURS = [Contender("ours", "ours", ours), Contender("ours, fp32 master", "ours", ours_master)]
+OURS = [Contender("ours", "ours", ours), Contender("ours, fp32 master", "ours", ours_master, fp32_gradient=True)]
+SMALLER_WORKSPACE = Contender("ours, smaller workspace", "variant", partial(ours, workspace=450_000_000))
+"""All logits of B take 537 MB in bf16, so this one cuts them into chunks."""
 GRAPH = Contender("ours, CUDA graph", "graph", ours_graph)
 TORCH = [
     Contender("eager", "peer", plain(eager, "logits of W's dtype")),

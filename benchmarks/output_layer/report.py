@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.output_layer.bars import added_by_write, peak
+from benchmarks.output_layer.bars import added_by_write, peak, published
 from benchmarks.output_layer.measuring import Entry
 from benchmarks.output_layer.peers import PUBLISHED
 from benchmarks.output_layer.problems import Spec
@@ -142,9 +142,7 @@ def _row(entry: Entry, entries: list[Entry]) -> str:
     name = f"  {entry.contender}" + (" [approximate]" if entry.kind == "approximate" else "")
     rate = entry.tflops()
     if entry.ms is None or rate is None:
-        ms, where = PUBLISHED.get((entry.spec.name, entry.contender), (None, ""))
-        published = "" if ms is None else f" (published, not measured here: {ms:g} ms {where})"
-        return f"{name:<58} {entry.status}: {entry.reason}{published}"
+        return f"{name:<58} {entry.status}: {entry.reason}{published(entry.spec.name, entry.contender)}"
     errors = entry.errors or {}
     cells = [
         f"{name:<58} {entry.ms:10.3f} {rate:10.3g}",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.output_layer.contenders import GRAPH, OURS, TORCH, Contender
+from benchmarks.output_layer.contenders import GRAPH, OURS, SMALLER_WORKSPACE, TORCH, Contender
 from benchmarks.output_layer.measuring import Entry, free_memory, measure, reason_of
 from benchmarks.output_layer.peers import PADDED, PEERS, TORCH_LCE, TORCH_LCE_TUNED
 from benchmarks.output_layer.problems import Problem, Reference, Spec, draw, reference
@@ -137,7 +137,8 @@ class Session:
 
 def loss_contenders(spec: Spec, compiles: bool) -> list[Contender]:
     padded = PADDED if spec.classes % 64 else []
-    return [c for c in (*PRODUCTS, *OURS, *PEERS, *TORCH, *padded) if compiles or not c.compiles]
+    variants = [SMALLER_WORKSPACE] if spec.name == "B" else []
+    return [c for c in (*PRODUCTS, *OURS, *variants, *PEERS, *TORCH, *padded) if compiles or not c.compiles]
 
 
 def run_full(session: Session, specs: list[Spec], parts: Sequence[str], compiles: bool) -> None:

@@ -13,7 +13,7 @@ from benchmarks.output_layer.contenders import Contender, Run
 from benchmarks.output_layer.measuring import Entry, equivalent_tflops, reason_of
 from benchmarks.output_layer.problems import Problem, Spec
 from benchmarks.output_layer.profiling import kernel_us_within, peak_cpu_bytes
-from benchmarks.output_layer.session import Session, run_cpu
+from benchmarks.output_layer.session import Session, loss_contenders, run_cpu
 
 from tests.closeness import assert_as_close
 
@@ -176,6 +176,26 @@ def test_bars_of_large_models_need_a_share_of_the_product_only_without_fused_pee
     assert beside["D: against the fastest exact one that runs"].passed is False  # 0.95
 
 
+def test_bars_compare_a_gradient_in_bf16_with_its_like_and_one_in_fp32_with_all() -> None:
+    d, whom = problems.D16, "D16: against the fastest exact one that runs"
+    ours = [entry(d, "ours, fp32 master", "ours", 10.0), entry(d, "ours", "ours", 11.0)]
+    fp32 = entry(d, peers.QUACK_FP32.name, "tuned", 9.0)
+    found = verdicts([*ours, fp32, entry(d, peers.QUACK_TUNED.name, "tuned", 12.0)])
+    assert found[whom].value.startswith("0.900x (QuACK, dW in fp32")
+    assert found[whom].passed is False
+    assert found[f"{whom} (dW in bf16)"].value.startswith("1.091x (QuACK, best chunk")
+    assert found[f"{whom} (dW in bf16)"].passed is True
+    shown = found["D16: dW in bf16 against the fastest with dW in fp32"]
+    assert shown.passed is None
+    assert shown.line().strip().startswith("no bar  D16")
+    assert "0.818x (QuACK, dW in fp32, 9.00 ms against 11.00)" in shown.line()
+    faster = verdicts([*ours, entry(d, peers.QUACK_TUNED.name, "tuned", 9.0)])
+    assert faster[whom].passed is False  # Less to write is no excuse.
+    padded = entry(problems.A, f"{peers.QUACK_FP32.name}, padded (zero rows)", "padded", 9.0)
+    known = verdicts([entry(problems.A, "ours", "ours", 10.0), padded])
+    assert known["A: against the fastest tuned, padded or hand-written one (dW in bf16)"].passed is None
+
+
 def test_bars_compare_within_a_run_and_take_the_worst_of_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +218,25 @@ def test_a_published_time_is_shown_where_a_peer_does_not_run_and_counts_nowhere(
     assert report.record_of(absent, [absent])["published_ms"] == 16.8
     ours = entry(problems.D, "ours", "ours", 20.0)
     assert verdicts([ours, absent])["D: against the fastest exact one that runs (dW in bf16)"].passed is None
+
+
+def test_a_peer_that_fails_is_shown_with_its_reason_and_has_no_bar() -> None:
+    failed = entry(problems.D, peers.QUACK.name, "peer", None, status="failed", reason="ValueError: m == n")
+    told = "failed: ValueError: m == n (published, not measured here: 16.8 ms on an H200)"
+    assert told in report.table([failed], {})
+    bar = verdicts([failed, entry(problems.D, "ours", "ours", 20.0)])["D: QuACK"]
+    assert bar.line().strip() == f"no bar  D: QuACK: {told}"
+
+
+def test_a_smaller_workspace_is_measured_at_b_and_has_no_bar() -> None:
+    name = contenders.SMALLER_WORKSPACE.name
+    shapes = [s.name for s in problems.CUDA if name in {c.name for c in loss_contenders(s, compiles=False)}]
+    assert shapes == ["B"]
+    smaller = entry(problems.B, name, contenders.SMALLER_WORKSPACE.kind, 1.0, extra_bytes=10**12)
+    assert all(bar.passed is None for bar in bars.check([[smaller]]))
+    session = Session("cpu", seconds=0.01)
+    session.part(TINY, [contenders.SMALLER_WORKSPACE])
+    assert session.entries[0].status == "ok"
 
 
 @pytest.mark.parametrize("spec", [*problems.CUDA, *problems.QUICK], ids=lambda spec: f"{spec.name}-{spec.n}")

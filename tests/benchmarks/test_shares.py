@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.shares import Share
 
 from benchmarks import shares
+from hebbian_softmax import linear_cross_entropy
 
 
 @pytest.mark.slow
@@ -21,6 +23,17 @@ def test_a_quick_run_measures_every_share_and_computes_the_scaling(
         [2 * (r - 1) / r * 32 * (12 + 4 * 16) / 1e6 for r in shares.RANKS]
     )
     assert "computed: the exchange" in capsys.readouterr().out
+
+
+def test_no_target_becomes_as_unlikely_as_none_is_in_training() -> None:
+    """Beyond e⁻⁶⁰ the kernels compute a row again, which would be timed instead."""
+    torch.manual_seed(0)
+    training = shares.Training(2_000, 512, 64, "cpu")
+    for _ in range(2 * shares.BATCHES):
+        assert 1 < training.step() < 20  # Not learnt by heart either.
+        h, targets = next(training.batches)
+        losses = linear_cross_entropy(h.detach().float(), training.head.weight.detach(), targets, reduction="none")
+        assert losses.max() < 30
 
 
 def test_scaling_adds_the_exchange_to_the_measured_time() -> None:

@@ -52,15 +52,14 @@ class Setup:
         if self.optimizer == "one-pass" and dist.is_initialized():
             head = None if isinstance(model.head, FSDPModule) or isinstance(model, FSDPModule) else model.head
             return OnePassAdam(model.parameters(), lr=0.05, head=head)
-        if self.optimizer == "foreach":  # the default on a GPU; torch takes no mixture of meshes in a group
-            groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
-            return torch.optim.Adam(groups, lr=0.05, foreach=True)
         if self.optimizer == "spread" and dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # importing it uses torch.jit.script
                 from torch.distributed.optim import ZeroRedundancyOptimizer
             return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.05)
-        return torch.optim.Adam(model.parameters(), lr=0.05)
+        # In a list, which is the default on a GPU, torch takes no mixture of meshes, nor of DTensors and plain tensors.
+        groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
+        return torch.optim.Adam(groups, lr=0.05, foreach=True if self.optimizer == "foreach" else None)
 
 
 class Model(nn.Module):
@@ -124,6 +123,8 @@ def mesh(device: str = "cpu") -> DeviceMesh:
 
 def mesh_of_rows(how: str, device: str = "cpu") -> DeviceMesh:
     """Return the mesh of batch ranks × row ranks; 1 or 2 ranks share the batch."""
+    if device == "cuda":
+        torch.cuda.set_device(0)  # all ranks of a test share it; torch warns of a mesh without a chosen device
     batch_ranks = 1 if how in ("rows", "rows-apart") else 2
     shape = batch_ranks, dist.get_world_size() // batch_ranks
     return init_device_mesh(device, shape, mesh_dim_names=("batch", "rows"))

@@ -91,15 +91,17 @@ def test_all_logits_at_once_only_where_they_fit() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", ["chunked", "triton"])
-def test_on_the_device(impl: str) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_on_the_device(impl: str, smoothing: float) -> None:
     peaks = []
+    how = {"impl": impl, "workspace": 2**25, "label_smoothing": smoothing}
     for n in (4096, 16384):
         case = make(n, 64, 30_011, device="cuda", dtype=torch.bfloat16)
-        ours(case, impl=impl, workspace=2**25).backward()  # The first call makes workspaces of kernels and cuBLAS.
+        ours(case, **how).backward()  # The first call makes workspaces of kernels and cuBLAS.
         case.input.grad = case.linear_weight.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        ours(case, impl=impl, workspace=2**25).backward()
+        ours(case, **how).backward()
         peaks.append(torch.cuda.max_memory_allocated() - before - 4 * n * 64)
     assert peaks[1] <= peaks[0] * 1.1 + 2**20
     assert peaks[1] <= 2**25 + 30_011 * 64 * 6 + 2**22

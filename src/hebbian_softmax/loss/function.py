@@ -69,13 +69,14 @@ class LinearCrossEntropy(torch.autograd.Function):
             reduction = settings.options.reduction
             problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
             engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs)
+            sum_of_rows = weighting.sum_of_rows(problem)
             ctx.early = reduction != "none" and settings.products != torch.float16
             if ctx.needs.any() and ctx.early:
                 scale = prepared.scale
                 scales = weighting.scales(problem, share) if scale is None else Scales(scale, scale)
                 needs = local_needs(problem, ctx.needs)
                 terms, gradients = engine.row_terms_and_gradients(problem, scales, needs, workspace)
-                gradients = weighting.corrected(problem, scales, gradients)
+                gradients = weighting.corrected(problem, scales, gradients, sum_of_rows)
                 gradients = join_gradients(problem, ctx.needs, gradients)
                 # Saved tensors are released before they are accumulated, so .grad becomes the buffer and not a copy.
                 ctx.save_for_backward(input, weight, gradients.input, gradients.weight, gradients.bias)
@@ -83,8 +84,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 terms = engine.row_terms(problem, workspace)
                 if ctx.needs.any():
                     found = (terms.nll, terms.target_logit, terms.normaliser)
-                    ctx.save_for_backward(input, weight, bias, target, copy, share, *found)
-            losses = weighting.losses(problem, terms)
+                    ctx.save_for_backward(input, weight, bias, target, copy, share, sum_of_rows, *found)
+            losses = weighting.losses(problem, terms, sum_of_rows)
             if prepared.masked is not None:
                 losses = losses.masked_fill(prepared.masked, torch.inf)
             if reduction != "none":
@@ -115,14 +116,14 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 def _computed(ctx: Any, saved: tuple[Any, ...], upstream: Tensor) -> Gradients:
     """Compute the gradients from the terms that forward saved."""
-    input, weight, bias, target, copy, share, *terms = saved
+    input, weight, bias, target, copy, share, sum_of_rows, *terms = saved
     settings: Settings = ctx.settings
     weighting: Weighting = ctx.weighting
     problem = _problem(input, weight if copy is None else copy, bias, target, weighting, settings)
     engine, workspace = choose_engine(settings.impl, problem, settings.workspace, ctx.needs)
     scales = weighting.scales(problem, upstream.to(share.dtype) * share)
     gradients = engine.gradients(problem, RowTerms(*terms), scales, local_needs(problem, ctx.needs), workspace)
-    return join_gradients(problem, ctx.needs, weighting.corrected(problem, scales, gradients))
+    return join_gradients(problem, ctx.needs, weighting.corrected(problem, scales, gradients, sum_of_rows))
 
 
 def _problem(

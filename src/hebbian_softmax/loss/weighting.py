@@ -19,7 +19,6 @@ chunked engine computes both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,10 +26,10 @@ from torch import Tensor
 
 from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.problem import Gradients, Problem, RowTerms, Scales
-from hebbian_softmax.loss.tiles import ranges
 
-_BLOCK = 2**20
-"""The number of elements that are converted to the accumulation dtype at a time."""
+_BLOCK = {"cpu": 2**20, "cuda": 2**25}
+"""The number of elements that are converted to the accumulation dtype at a time: on a CPU those that stay in its cache,
+on a GPU enough to make launches rare, in less memory than the default workspace, which is free again by then."""
 
 
 @dataclass(frozen=True)
@@ -90,46 +89,57 @@ class Weighting:
         r = torch.where(counted, upstream * (self.smoothing / self._possible_classes(problem)), 0)
         return Scales(b + r * self._total(problem), b, r, square)
 
-    def losses(self, problem: Problem, terms: RowTerms) -> Tensor:
+    def sum_of_rows(self, problem: Problem) -> Tensor | None:
+        """Return u, the weighted sum of the matrix's rows, (d,); None where label smoothing does not need it."""
+        if not self.smoothing or problem.spread is not None:
+            return None
+        if problem.weight.is_cuda and self.class_weight is None and problem.prior is None:
+            return problem.weight.sum(0, dtype=problem.accumulation_dtype)
+        return _vecmat(self._weights(problem), problem.weight)
+
+    def losses(self, problem: Problem, terms: RowTerms, sum_of_rows: Tensor | None) -> Tensor:
         """Return the loss of each row, before any reduction."""
-        losses = self._cross_entropies(problem, terms)
+        losses = self._cross_entropies(problem, terms, sum_of_rows)
         if self.z_loss:
             losses = losses + self.z_loss * terms.normaliser.square()
         return losses if self.token_weight is None else torch.where(problem.target >= 0, losses * self.token_weight, 0)
 
-    def _cross_entropies(self, problem: Problem, terms: RowTerms) -> Tensor:
+    def _cross_entropies(self, problem: Problem, terms: RowTerms, sum_of_rows: Tensor | None) -> Tensor:
         nll = terms.nll if self.class_weight is None else terms.nll * self.row_weight(problem.target, terms.nll.dtype)
         if not self.smoothing:
             return nll
-        others = self._total(problem) * terms.normaliser - self._sum_of_logits(problem, terms)
+        others = self._total(problem) * terms.normaliser - self._sum_of_logits(problem, terms, sum_of_rows)
         others = torch.where(problem.target >= 0, others, 0)
         return (1 - self.smoothing) * nll + self.smoothing / self._possible_classes(problem) * others
 
-    def _sum_of_logits(self, problem: Problem, terms: RowTerms) -> Tensor:
+    def _sum_of_logits(self, problem: Problem, terms: RowTerms, sum_of_rows: Tensor | None) -> Tensor:
         """Return Σ_v w_v z_v over the classes that are not masked."""
-        total = self._sum_of_own_logits(problem, terms)
+        total = self._sum_of_own_logits(problem, terms, sum_of_rows)
         return total if problem.part is None else problem.part.sum_(total)
 
-    def _sum_of_own_logits(self, problem: Problem, terms: RowTerms) -> Tensor:
+    def _sum_of_own_logits(self, problem: Problem, terms: RowTerms, sum_of_rows: Tensor | None) -> Tensor:
         if terms.spread is not None:
             return terms.spread
-        total = _matvec(problem.input, self._weighted_rows(problem))
+        assert sum_of_rows is not None
+        total = _matvec(problem.input, sum_of_rows)
         if problem.bias is not None:
             total += self._dot(problem, problem.bias)
         if problem.scale != 1:
             total *= problem.scale
         return total if problem.prior is None else total + self._dot(problem, problem.prior)
 
-    def corrected(self, problem: Problem, scales: Scales, gradients: Gradients) -> Gradients:
+    def corrected(
+        self, problem: Problem, scales: Scales, gradients: Gradients, sum_of_rows: Tensor | None
+    ) -> Gradients:
         """Subtract the rank-one part of label smoothing from the engine's gradients in place, and return them.
 
         Where ranks share the rows, each subtracts that of its own classes, before the gradients of h are added up.
         """
         r = scales.smoothing
-        if r is None or problem.spread is not None:
+        if r is None or sum_of_rows is None:
             return gradients
         if gradients.input is not None:
-            _subtract_outer(gradients.input, r, self._weighted_rows(problem))
+            _subtract_outer(gradients.input, r, sum_of_rows)
         if gradients.weight is not None:
             _subtract_outer(gradients.weight, self._weights(problem), _vecmat(r, problem.input))
         if gradients.bias is not None:
@@ -164,9 +174,6 @@ class Weighting:
             return problem.all_classes
         return (self.prior > -torch.inf).sum(dtype=problem.accumulation_dtype).clamp(min=1)
 
-    def _weighted_rows(self, problem: Problem) -> Tensor:
-        return _vecmat(self._weights(problem), problem.weight)
-
     def _dot(self, problem: Problem, offset: Tensor) -> Tensor:
         """Return Σ w_v offset_v over the classes that are not masked."""
         offset = offset.to(problem.accumulation_dtype)
@@ -176,26 +183,30 @@ class Weighting:
         return offset.sum() if class_weight is None else torch.dot(offset, class_weight)
 
 
-def _blocks(matrix: Tensor) -> Iterator[slice]:
-    """Return the blocks of rows in which a matrix is converted."""
-    return ranges(matrix.shape[0], max(_BLOCK // max(matrix.shape[1], 1), 1))
+def _block_rows(matrix: Tensor) -> int:
+    """Return the number of rows of a matrix that are converted at a time."""
+    return max(_BLOCK.get(matrix.device.type, _BLOCK["cpu"]) // max(matrix.shape[1], 1), 1)
 
 
 def _vecmat(vector: Tensor, matrix: Tensor) -> Tensor:
     """Return vector @ matrix in the vector's wider dtype, a block of rows at a time."""
+    size = _block_rows(matrix)
     total = vector.new_zeros(matrix.shape[1])
-    for rows in _blocks(matrix):
-        total += vector[rows] @ matrix[rows].to(vector.dtype)
+    for part, rows in zip(vector.split(size), matrix.split(size), strict=True):
+        total += part @ rows.to(vector.dtype)
     return total
 
 
 def _matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return matrix @ vector in the vector's wider dtype, a block of rows at a time."""
-    blocks = [matrix[rows].to(vector.dtype) @ vector for rows in _blocks(matrix)]
-    return torch.cat(blocks) if blocks else vector.new_zeros(0)
+    return torch.cat([rows.to(vector.dtype) @ vector for rows in matrix.split(_block_rows(matrix))])
 
 
 def _subtract_outer(matrix: Tensor, left: Tensor, right: Tensor) -> None:
-    """Subtract left ⊗ right from the matrix in the vectors' wider dtype, a block of rows at a time."""
-    for rows in _blocks(matrix):
-        matrix[rows].sub_(torch.outer(left[rows], right))
+    """Subtract left ⊗ right from the matrix in the vectors' wider dtype, and round once."""
+    if matrix.is_cuda:  # One kernel converts each element by itself, for which a CPU would copy the whole matrix.
+        matrix.addcmul_(left.unsqueeze(1), right, value=-1)
+        return
+    size = _block_rows(matrix)
+    for rows, part in zip(matrix.split(size), left.split(size), strict=True):
+        rows.sub_(torch.outer(part, right))
