@@ -2,7 +2,8 @@
 
     python -m benchmarks.rule_study trials.json --data FOLDER --json runs.jsonl --budget 500 --workers 3
 
-``trials.json`` is a list of objects with the fields of ``Trial`` and ``Variant``. Results are appended line by line as
+``trials.json`` is a list of objects with the fields of ``Trial`` and ``Variant``: that of ``train.py`` where they name a
+``corpus``, that of ``images.py`` where they name a ``task``, which is trained on the CPU with one thread. Results are appended line by line as
 they come; trials that are in the file already are not run again. After ``--budget`` seconds nothing new is begun, and
 what would not be finished in time is left out.
 """
@@ -66,7 +67,8 @@ def _line(result: dict[str, Any]) -> str:
     if "error" in result:
         return f"{name}: {result['error'].splitlines()[-1]}"
     buckets = "  ".join(f"{key} {value:.4g}" for key, value in result["test"].items() if value is not None)
-    return f"{name:40s} valid {result['valid']['all']:.2f}  test {buckets}  ({result['seconds']:.0f} s)"
+    valid = f"valid {result['valid']['all']:.2f}  " if "valid" in result else ""
+    return f"{name:40s} {valid}test {buckets}  ({result['seconds']:.0f} s)"
 
 
 if __name__ == "__main__":

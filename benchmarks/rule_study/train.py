@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.rule_study import images
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
@@ -174,7 +175,10 @@ def work(todo: Any, done: Any, device: str, data: Path | None, deadline: float) 
         except queue.Empty:
             return
         try:
-            found = train(Trial.of(given), device, data, deadline)
+            if "task" in given:
+                found = images.train(images.Trial.of(given), deadline)
+            else:
+                found = train(Trial.of(given), device, data, deadline)
         except TimeoutError:
             continue
         except Exception:

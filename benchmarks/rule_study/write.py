@@ -40,6 +40,10 @@ class Variant:
     limit: float = 100
     start: float = 0.0
     """The share of training after which writing begins."""
+    start_step: int = 0
+    """The steps after which writing begins, where nobody knows how long training will be."""
+    settled: float = 0.0
+    """Begin once the second of the fits, cos(h - m, memory - m), has reached this; 0 does not wait."""
     stop: float = 1.0
     fade: bool = False
     """Multiply λ by lr / highest lr."""
@@ -49,6 +53,12 @@ class Variant:
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
     """Leave classes that never occurred out of the softmax."""
+    base: bool = False
+    """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen."""
+    shrink: bool = False
+    """Multiply the optimizer's first moment of a written row by 1 - λ."""
+    gate: float = 0.0
+    """Scale gradients that push a row away by min(1, its share of the occurrences / (gate × the mean share))."""
 
 
 class Rule:
@@ -62,7 +72,11 @@ class Rule:
         self.variance = zeros(classes)
         """Of a class's row, in units of the scatter of its activations; kalman only."""
         self.mean, self.mean_norm, self.row_norm = zeros(features), zeros(()), zeros(())
-        self.batches, self.lr, self.progress = zeros(()), zeros(()), zeros(())
+        self.batches, self.row_batches, self.lr, self.progress = (zeros(()) for _ in range(4))
+        self.begun = zeros(())
+        """1 once features have settled, where the variant waits for that."""
+        self.moment: Tensor | None = None
+        """The optimizer's running mean of the gradients of ``weight``, where it has one and the variant shrinks it."""
         self.prior = torch.full((classes,), 0.0, device=weight.device)
         generator = torch.Generator().manual_seed(seed)
         self.sample = torch.randperm(classes, generator=generator)[:SAMPLED].to(weight.device)
@@ -79,6 +93,16 @@ class Rule:
         return self.prior.index_fill_(0, targets, 0.0)
 
     @torch.no_grad()
+    def before_step(self, gradient: Tensor, h: Tensor, targets: Tensor, nll: Tensor) -> None:
+        """Gate the gradient of the rows, given activations (N, d) as they entered the product of a mean loss."""
+        if not self.variant.gate:
+            return
+        share = self.counts * len(self.counts) / self.counts.sum().clamp(min=1)
+        gate = (share / self.variant.gate).clamp(max=1)[:, None]
+        pulls = (1 - (-nll).exp())[:, None] * h / len(h)
+        gradient.mul_(gate).sub_((1 - gate) * torch.zeros_like(gradient).index_add_(0, targets, pulls))
+
+    @torch.no_grad()
     def after_step(self, h: Tensor, targets: Tensor, nll: Tensor) -> None:
         """Write a batch: activations (N, d) before dropout, their classes (N,), and -log p of them (N,)."""
         v, weight = self.variant, self.weight
@@ -93,7 +117,9 @@ class Rule:
         self.mean_norm.lerp_((h - center).norm(dim=1).mean(), share)
         familiar = seen & (self.counts > 0)
         norm = (weight.norm(dim=1) * familiar).sum() / familiar.sum().clamp(min=1)
-        self.row_norm.copy_(torch.where(familiar.any(), self.row_norm.lerp(norm, share), self.row_norm))
+        self.row_batches += familiar.any()
+        row_share = familiar.any() / self.row_batches.clamp(min=1, max=HORIZON)
+        self.row_norm.lerp_(norm, row_share)
         self._measure(means, seen, share)
         if v.write != "none":
             self._write(means - center, n, seen, per_class, targets, nll)
@@ -104,13 +130,21 @@ class Rule:
         self, memories: Tensor, n: Tensor, seen: Tensor, per_class: Tensor, targets: Tensor, nll: Tensor
     ) -> None:
         v, weight = self.variant, self.weight
-        scale = 1.0 if v.write == "literal" else self.row_norm / self.mean_norm.clamp(min=1e-9)
-        on = ((self.progress >= v.start) & (self.progress <= v.stop)).to(n.dtype)
+        scale = self.row_norm / self.mean_norm.clamp(min=1e-9)
+        scale = torch.where((self.row_batches == 0) | (v.write == "literal"), 1.0, scale)
+        self.begun.copy_(torch.maximum(self.begun, (self.fits[1] >= v.settled).to(n.dtype)))
+        on = (self.progress >= v.start) & (self.progress <= v.stop) & (self.batches > v.start_step)
+        on = on * self.begun
         away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
             direction = self.mean / size.clamp(min=1e-9) * (size > SMALL_MEAN * self.mean_norm)
-            away -= (away @ direction)[:, None] * direction
+            along = away @ direction
+            if v.base:
+                known, current = self.counts > 0, weight @ direction
+                usual = (current * known).sum() / known.sum().clamp(min=1)
+                along -= (usual - current) * (~known & known.any())
+            away -= along[:, None] * direction
         rate = self._rate(n, seen)
         if v.surprise:
             sure = torch.zeros_like(n).index_add_(0, targets, (-nll).exp()) / per_class
@@ -118,7 +152,10 @@ class Rule:
         strength = self.lr / self.peak if v.fade else torch.ones_like(self.lr)
         if v.first:
             strength = torch.where(self.since == 0, 1.0, strength)
-        weight += (rate * strength * on * seen)[:, None] * away
+        mixed = (rate * strength * on * seen)[:, None]
+        weight += mixed * away
+        if v.shrink and self.moment is not None:
+            self.moment *= 1 - mixed
         self.since += n * on
 
     def _rate(self, n: Tensor, seen: Tensor) -> Tensor:
