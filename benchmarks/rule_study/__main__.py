@@ -2,10 +2,10 @@
 
     python -m benchmarks.rule_study trials.json --data FOLDER --json runs.jsonl --budget 500 --workers 3
 
-``trials.json`` is a list of objects with the fields of ``Trial`` and ``Variant``: the ``Trial`` of ``train.py`` where they
-name a ``corpus``, that of ``images.py`` where they name a ``task``, which is trained on the CPU with one thread. Results
-are appended line by line as they come; trials that are in the file already are not run again. After ``--budget`` seconds
-nothing new is begun, and what would not be finished in time is left out.
+``trials.json`` is a list of objects with the fields of ``Trial`` and ``Variant``: the ``Trial`` of ``train.py`` where
+they name a ``corpus``, that of ``images.py`` where they name a ``task``, which is trained on the CPU with one thread.
+Results are appended line by line as they come; trials that are in the file already are not run again. After
+``--budget`` seconds nothing new is begun, and what would not be finished in time is left out.
 """
 
 from __future__ import annotations
