@@ -114,6 +114,7 @@ class Course:
     step: Callable[[], None]
     check: Callable[[int], None]
     outcome: Callable[[], dict[str, Any]]
+    optimizer: torch.optim.Optimizer
     writing: Writing | None
     learning_rate: Callable[[int], float]
 
@@ -123,20 +124,19 @@ def train(trial: Trial, deadline: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     course = {"glyphs": _glyphs, "longtail": _tail, "digits": _tail}[trial.task](trial)
     signals, begun, wrote = [], time.perf_counter(), 0
+    rule = None if course.writing is None else course.writing.rule
     for done in range(course.total):
-        if course.writing is not None:
-            rule = course.writing.rule
-            rate = course.learning_rate(done)
-            for group in course.writing.optimizer.param_groups:
-                group["lr"] = rate
+        rate = course.learning_rate(done)
+        for group in course.optimizer.param_groups:
+            group["lr"] = rate
+        if rule is not None:
             rule.lr.fill_(rate)
             rule.progress.fill_(done / course.total)
-            course.step()
+        course.step()
+        if rule is not None:
             wrote = wrote or (done + 1 if rule.since.any() else 0)
             if (done + 1) % max(1, min(CHECK_EVERY, course.total // 40)) == 0:
                 signals.append([done + 1, *(round(value, 4) for value in rule.fits.tolist())])
-        else:
-            course.step()
         course.check(done + 1)
         if done % CHECK_EVERY == 0 and time.time() > deadline:
             raise TimeoutError(f"{done} of {course.total} steps were done when the time was over")
@@ -171,7 +171,7 @@ def _glyphs(trial: Trial) -> Course:
         reached = {f"to {level}": history.steps_to(level) for level in LEVELS}
         return {"test": {"classes": history.reached, **reached}, "curve": history.state_dict()}
 
-    return Course(steps, pupil.step, check, outcome, pupil.writing, lambda done: rate)
+    return Course(steps, pupil.step, check, outcome, pupil.optimizer, pupil.writing, lambda done: rate)
 
 
 def _tail(trial: Trial) -> Course:
@@ -213,4 +213,4 @@ def _tail(trial: Trial) -> Course:
     def learning_rate(done: int) -> float:
         return rate * 0.5 * (1 + math.cos(math.pi * done / total)) if trial.task == "digits" else rate
 
-    return Course(total, step, check, outcome, writing, learning_rate)
+    return Course(total, step, check, outcome, learner.optimizer, writing, learning_rate)
