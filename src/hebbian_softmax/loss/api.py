@@ -143,7 +143,8 @@ def decisive(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -
     dtype, device = product_dtype(input), input.device
     # Engines and their tiles depend on the processor, too.
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else fast_dtype(dtype, device)
-    called = linear_bias is None, torch.is_grad_enabled(), wanted
+    # The workspace and with it the chunks depend on the dtype of dW.
+    called = linear_weight.dtype, linear_bias is None, torch.is_grad_enabled(), wanted
     return [tuple(input.shape), dtype, machine, _triton.runs_on(device), *called]
 
 
