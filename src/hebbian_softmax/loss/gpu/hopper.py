@@ -35,9 +35,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from hebbian_softmax._triton import is_hopper, processors
 from hebbian_softmax.loss.gpu.schedule import padded
+from hebbian_softmax.loss.gpu.scores import LOG2E, of_classes
 from hebbian_softmax.loss.problem import Problem
 
-LOG2E = gl.constexpr(1.4426950408889634)
 TRIED = ("3.6.",)
 """The versions of Triton in which the kernels were tried."""
 SHARED_MEMORY = 227 * 1024
@@ -58,9 +58,8 @@ def runs_on(device: torch.device) -> bool:
 def launch(problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None) -> int:
     """Compute the sums of E, and with ``e`` also E itself, and return how many classes each sum is of."""
     rows, width, features = chunk.stop - chunk.start, classes.stop - classes.start, problem.input.shape[1]
-    whole = width == problem.weight.shape[0]
-    w = problem.weight if whole else problem.weight[classes]
-    bias, prior = (v if v is None or whole else v[classes] for v in (problem.bias, problem.prior))
+    w = of_classes(problem.weight, classes)
+    bias, prior = of_classes(problem.bias, classes), of_classes(problem.prior, classes)
     blocks = -(-features // 64)
     out = problem.input if e is None else e
     height = None if e is None else padded(rows, 128)
@@ -74,7 +73,7 @@ def launch(problem: Problem, chunk: slice, classes: slice, shift: Tensor, partia
     }
     if blocks <= _MOST_RESIDENT:
         stages = min((SHARED_MEMORY - 1024) // _STAGE - 2 - blocks, 6)
-        resident[(programs(rows, problem.input.device),)](
+        resident[(programs(rows, processors(problem.input.device)),)](
             _descriptor(problem.input, 128, 64), _descriptor(w, 128, 64), _descriptor(out, 128, 64, height),
             bias, prior, problem.column, shift, partial, *numbers, BLOCKS=blocks, STAGES=stages, **switches,
         )  # fmt: skip
@@ -86,14 +85,17 @@ def launch(problem: Problem, chunk: slice, classes: slice, shift: Tensor, partia
     return 256
 
 
-def programs(rows: int, device: torch.device) -> int:
+def programs(rows: int, processors: int) -> int:
     """Return the number of programs of ``resident``: as many for each 128 rows, if that leaves few processors idle.
 
     Then programs of different rows read the same part of the matrix at about the same time, from the cache.
+
+    >>> [programs(rows, processors=132) for rows in (1, 1408, 4096, 5120, 100_000)]
+    [132, 132, 128, 132, 132]
     """
-    everything, blocks = processors(device), -(-rows // 128)
-    even = everything // blocks * blocks
-    return even if even >= 0.94 * everything else everything
+    blocks = -(-rows // 128)
+    even = processors // blocks * blocks
+    return even if even >= 0.94 * processors else processors
 
 
 def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:
