@@ -26,9 +26,11 @@ def data(tmp_path: Path) -> Path:
     "options",
     [
         {},
-        {"write": "literal"},
+        pytest.param({"write": "literal"}, marks=pytest.mark.slow),
         {"write": "across", "start": 0.1, "fade": True, "first": True, "counted": "start"},
-        {"write": "centred", "rate": "kalman", "gamma": 0.1, "surprise": 1.0, "seen": True},
+        pytest.param(
+            {"write": "centred", "rate": "kalman", "gamma": 0.1, "surprise": 1.0, "seen": True}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda options: options.get("write", "plain"),
 )

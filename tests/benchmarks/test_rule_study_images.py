@@ -19,6 +19,7 @@ def accuracy(**options: Any) -> float:
     return float(found["test"]["all"])
 
 
+@pytest.mark.slow
 def test_without_a_write_it_is_the_laboratorys_plain_learner() -> None:
     task = longtail(1000, 0)
     learner, batches = Learner(task, Method(0.002), 0), ShuffledBatches(len(task.train_targets), BATCH, 0)
