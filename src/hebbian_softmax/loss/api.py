@@ -88,8 +88,8 @@ def linear_cross_entropy(
         z_loss: ζ of ζ · (log Σ_v exp(z_v))², which is added to the loss of each row.
         impl: ``reference`` builds all logits; ``chunked`` computes them tile by tile; ``triton`` uses fused kernels (on
             CUDA devices of capability 9.0 or more, in bfloat16 and not float16, with d divisible by 8). ``auto`` takes
-            the fastest that fits. For small problems it builds all logits, and on a GPU also for the mean without
-            options in half precision up to 2²⁸ logits, where no workspace is given. Under ``torch.func``, in
+            the fastest that fits. For small problems it builds all logits: on a GPU up to 2²⁴, in bfloat16 up to 2²⁶,
+            and in float16 up to 2²⁸ for the mean without options where no workspace is given. Under ``torch.func``, in
             forward-mode differentiation and for ``torch.export`` it is ``reference``. Only where all logits are built
             can the loss be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
