@@ -1,4 +1,4 @@
-"""The kernels for H100 and H200 GPUs: E and its sums against float64, for sizes that fit no tile."""
+"""The kernels for H100 and H200 GPUs against float64, for sizes that fit no tile."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ on_hopper = pytest.mark.skipif(
 WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
 """Numbers of features: up to 576 one kernel is used, beyond that the other one."""
 SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333)
+PRODUCTS = (128, 64, 8), (128, 320, 256), (256, 1024, 264), (640, 5056, 512), (1408, 704, 1032)
 OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
 
 
@@ -122,6 +123,39 @@ def test_always_the_same(d: int) -> None:
         assert again is not None
         assert torch.equal(e, again)
         assert torch.equal(sums, same)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("size", PRODUCTS, ids=str)
+def test_the_product_of_the_weight(size: tuple[int, int, int], adds: bool, dtype: torch.dtype) -> None:
+    rows, width, d = size
+    e, h = torch.rand(rows, width, device="cuda").bfloat16(), torch.randn(rows, d, device="cuda").bfloat16()
+    classes = width - 5
+    total = torch.randn(classes, d, device="cuda") if adds else None
+    exact = e[:, :classes].double().T @ h.double() + (0 if total is None else total.double())
+    out = torch.full((classes, d), torch.nan, device="cuda", dtype=dtype)
+    weight.launch_weight(out, total, e, h)
+    # Sums are in float32, and rounded once.
+    bound = (e[:, :classes].double().T @ h.double().abs()) * 2**-20 + exact.abs() * torch.finfo(dtype).eps
+    assert ((out.double() - exact).abs() <= bound + 1e-6).all()
+    if total is not None:
+        weight.launch_weight(total, total, e, h)  # in place
+        assert torch.equal(total.to(dtype), out)
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_the_product_of_the_weight_is_always_the_same() -> None:
+    e, h = torch.rand(512, 20_032, device="cuda").bfloat16(), torch.randn(512, 1024, device="cuda").bfloat16()
+    total = torch.randn(20_011, 1024, device="cuda")
+    first, again = torch.empty_like(total), torch.empty_like(total)
+    weight.launch_weight(first, total, e, h)
+    for _ in range(40):
+        weight.launch_weight(again, total, e, h)
+        assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("classes", [1, 127, 129, 5000, 267_735])
