@@ -21,6 +21,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from hebbian_softmax._triton import processors
 from hebbian_softmax.loss.gpu.hopper import descriptor
+from hebbian_softmax.loss.gpu.schedule import padded
+
+_MOST_ROWS = 3072
+"""With more rows the product takes most of the time, and that of cuBLAS is faster."""
+
+
+def suits(rows: int, features: int) -> bool:
+    """Return whether the kernel is faster than cuBLAS: with few rows, and features that nearly fill its tiles."""
+    return rows <= _MOST_ROWS and padded(features, 256) <= 1.06 * features
 
 
 def launch_weight(out: Tensor, total: Tensor | None, e: Tensor, h: Tensor) -> None:
