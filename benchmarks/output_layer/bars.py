@@ -169,7 +169,7 @@ def _failures(shape: str, here: Runs) -> list[Bar]:
     found = {}
     for entry in (e for run in here for e in run if e.kind in EXACT and e.status == "failed"):
         value = f"failed: {entry.reason}{published(shape, entry.contender)}"
-        found[value] = Bar(f"{shape}: {entry.contender}", "", value, None)
+        found[entry.contender, value] = Bar(f"{shape}: {entry.contender}", "", value, None)
     return list(found.values())
 
 

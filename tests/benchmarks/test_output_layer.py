@@ -226,6 +226,8 @@ def test_a_peer_that_fails_is_shown_with_its_reason_and_has_no_bar() -> None:
     assert told in report.table([failed], {})
     bar = verdicts([failed, entry(problems.D, "ours", "ours", 20.0)])["D: QuACK"]
     assert bar.line().strip() == f"no bar  D: QuACK: {told}"
+    others = [entry(problems.A, each, "peer", None, status="failed", reason="out of memory") for each in ("x", "y")]
+    assert {"A: x", "A: y"} <= verdicts([*others, *others]).keys()
 
 
 def test_a_smaller_workspace_is_measured_at_b_and_has_no_bar() -> None:

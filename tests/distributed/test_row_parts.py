@@ -65,6 +65,10 @@ def refusals() -> dict[str, str]:
     def loss(h: Tensor = h, w: Any = w, y: Tensor = y, rows: Any = rows, **options: Any) -> Tensor:
         return linear_cross_entropy(h, w, y, rows=rows, **options)
 
+    def in_autocast(w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(w=w)
+
     calls: dict[str, Callable[[], Any]] = {
         "no class": lambda: loss(y=y + 1),
         "no class of log_prob": lambda: linear_log_prob(h, w, y + 1, rows=rows),
@@ -72,6 +76,7 @@ def refusals() -> dict[str, str]:
         "rows of the second": lambda: loss(w=w[1:] if second else w),
         "dtype of the second": lambda: loss(w=w.double() if second else w),
         "batch of the second": lambda: loss(h[rank:], y=y[rank:]),
+        "half on the second": lambda: in_autocast(w.bfloat16() if second else w),
         "frozen on the second": lambda: loss(w=w.clone().requires_grad_(not second)),
         "k of the second": lambda: linear_topk(h, w, 2 + rank, rows=rows),
         "prior": lambda: loss(prior=masked[: len(w)]),
@@ -126,7 +131,8 @@ def test_what_one_rank_refuses_all_refuse(pool: Pool) -> None:
         "the same options; this one has",
         "none": "no error",
     }
-    alike["frozen on the second"] = alike["k of the second"] = alike["batch of the second"]
+    for name in ("half on the second", "frozen on the second", "k of the second"):
+        alike[name] = alike["batch of the second"]
     for name, expected in alike.items():
         for found in (first, second):
             assert found[name].startswith(expected) or (name == "prior" and found is second), found[name]

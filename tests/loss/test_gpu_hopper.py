@@ -22,7 +22,8 @@ on_hopper = pytest.mark.skipif(
 )
 WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
 """Numbers of features: up to 576 one kernel is used, beyond that the other one."""
-SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333)
+SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333), (40_000, 100)
+"""In the last one each 128 rows have one tile, and a program has several of them."""
 PRODUCTS = (128, 64, 8), (128, 320, 256), (256, 1024, 264), (640, 5056, 512), (1408, 704, 1032)
 OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_CLASSES, TILE_ROWS, Schedule, padded
+from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
 from hebbian_softmax.loss.problem import Needs, Problem
 
 SIZES = list(itertools.product([1, 100, 1408, 4096, 51_200], [8, 512, 2048], [1, 300, 32_768, 267_735, 4_000_000]))
@@ -41,3 +41,15 @@ def test_chunks_of_classes_and_of_rows(size: tuple[int, int, int], workspace: in
     if schedule is not None:
         assert schedule.classes == size[2]
         assert held(problem, schedule, schedule.rows) <= workspace
+
+
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [1408, 6656, 7040, 8320, 12_900])
+@pytest.mark.parametrize(("d", "v"), [(512, 267_735), (4096, 32_768), (4096, 267_735)])
+def test_the_sum_of_a_rounded_gradient_fits_beside_chunks_of_rows(n: int, d: int, v: int, wanted: torch.dtype) -> None:
+    problem, needs = problem_of(n, d, v), Needs(torch.bfloat16, wanted, None)
+    workspace = default_workspace(problem, needs)
+    schedule = Schedule.of_rows(problem, needs, workspace, processors=132)
+    if schedule is not None:
+        once = schedule.rows >= n and wanted == problem.input.dtype
+        assert held(problem, schedule, schedule.rows) + (0 if once else 4 * padded(v, PADDING) * d) <= workspace

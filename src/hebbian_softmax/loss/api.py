@@ -94,10 +94,10 @@ def linear_cross_entropy(
             can the loss be differentiated twice.
         workspace: the bytes that may be held besides inputs, results and a few numbers for each row and class. The
             default on a CPU is half of the logits (in half precision a quarter) within 8 … 128 MiB, and on a GPU one
-            and a half times the matrix in float32, within 0.6 … 3.6 GB, and a fifth more where dW is in half precision
-            (for ``chunked`` 1 GiB). Not counted are copies of operands that are not contiguous or that autocast
-            converts, and for ``chunked`` the float32 sum of a gradient in half precision that is added up over several
-            tiles.
+            and a half times the matrix in float32, within 0.6 … 3.6 GB, with dW in half precision a fifth more, at most
+            3.9 GB (for ``chunked`` 1 GiB). Not counted are copies of operands that are not contiguous or that autocast
+            converts, up to 128 MiB that label smoothing converts at a time on a GPU, and the float32 sum of a gradient
+            in half precision that is added up over several tiles, unless the fused kernels have room for it, too.
         rows: where several ranks share the rows of the matrix, the part of this one. ``linear_weight`` and
             ``linear_bias`` are then this rank's, and so are their gradients; ``target``, ``weight`` and ``prior`` are
             of the classes of all ranks. All other arguments are equal on these ranks, and so are the loss and the
@@ -143,7 +143,8 @@ def decisive(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -
     dtype, device = product_dtype(input), input.device
     # Engines and their tiles depend on the processor, too.
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else fast_dtype(dtype, device)
-    called = linear_bias is None, torch.is_grad_enabled(), wanted
+    # The workspace and with it the chunks depend on the dtype of dW.
+    called = linear_weight.dtype, linear_bias is None, torch.is_grad_enabled(), wanted
     return [tuple(input.shape), dtype, machine, _triton.runs_on(device), *called]
 
 

@@ -63,13 +63,14 @@ class Schedule:
         classes = problem.planned_classes
         size = problem.input.element_size()
         per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
-        if needs.weight not in (None, torch.float32) and per_row * rows > workspace:
-            workspace -= 4 * padded(classes, PADDING) * features  # The gradient is then rounded from a float32 sum.
+        rounded = needs.weight not in (None, torch.float32)
         most = -(-rows // TILE_ROWS) if needs.weight is None else rows // _FEWEST_ROWS
         for chunks in range(1, max(most, 1) + 1):
             chunk = padded(max(-(-rows // chunks), 1), TILE_ROWS)
             splits = _splits(chunk, classes, features, processors)
-            if chunk * (per_row + 4 * splits * features) <= workspace:
+            once = chunk >= rows and needs.weight == problem.input.dtype
+            total = 4 * padded(classes, PADDING) * features if rounded and not once else 0  # the float32 sum of dW
+            if chunk * (per_row + 4 * splits * features) + total <= workspace:
                 return Schedule(chunk, problem.weight.shape[0], splits)
         return None
 

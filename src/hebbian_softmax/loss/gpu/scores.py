@@ -14,7 +14,7 @@ change from batch to batch, so that no batch waits for a compilation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -28,6 +28,7 @@ from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_FEATURES, TILE_
 from hebbian_softmax.loss.problem import Problem
 
 LOG2E = tl.constexpr(1.4426950408889634)
+_T = TypeVar("_T", Tensor, Tensor | None)
 
 
 def launch_scores(
@@ -50,7 +51,7 @@ def launch_scores(
     scores[(min(-(-rows // TILE_ROWS) * -(-width // TILE_CLASSES), programs),)](
         *descriptors(problem, classes, TILE_ROWS, TILE_CLASSES),
         out,
-        _of_classes(problem.bias, classes), _of_classes(problem.prior, classes),
+        of_classes(problem.bias, classes), of_classes(problem.prior, classes),
         problem.column, shift, partial, chunk.start, rows, width, problem.input.shape[1], classes.start,
         *shape_of_logits(problem),
         ROWS=TILE_ROWS, CLASSES=TILE_CLASSES, FEATURES=TILE_FEATURES, GROUP=8, PROGRAMS=programs,
@@ -85,16 +86,14 @@ def switches(problem: Problem) -> dict[str, bool]:
     }
 
 
-def _of_classes(vector: Tensor | None, classes: slice) -> Tensor | None:
-    """Return the part of a vector of all classes, without making a view where it is the whole vector."""
-    return vector if vector is None or classes.stop - classes.start == len(vector) else vector[classes]
+def of_classes(tensor: _T, classes: slice) -> _T:
+    """Return the rows of some classes, without making a view where these are all of them."""
+    return tensor if tensor is None or classes.stop - classes.start == len(tensor) else tensor[classes]
 
 
 def descriptors(problem: Problem, classes: slice, tile_rows: int, tile_classes: int) -> list[Any]:
     """Return the descriptors of the activations and of some rows of the matrix."""
-    w = problem.weight
-    if classes.stop - classes.start < w.shape[0]:
-        w = w[classes]
+    w = of_classes(problem.weight, classes)
     return [descriptor(problem.input, tile_rows, TILE_FEATURES), descriptor(w, tile_classes, TILE_FEATURES)]
 
 

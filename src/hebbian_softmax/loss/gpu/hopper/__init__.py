@@ -1,7 +1,7 @@
 """Kernels for H100 and H200 GPUs.
 
 They are written in Gluon, Triton's language for kernels whose layouts, copies and barriers are explicit. It is
-experimental, so it is used only in the versions with which these kernels were tried.
+experimental, so with versions in which these kernels were not tried, the package cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from hebbian_softmax._triton import is_hopper
 
 TRIED = ("3.6.",)
 """The versions of Triton in which the kernels were tried."""
+if not triton.__version__.startswith(TRIED):
+    raise ImportError(f"the kernels for H100 and H200 were not tried with Triton {triton.__version__}")
+
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: E402
+
 SHARED_MEMORY = 227 * 1024
 """The bytes of shared memory that a program may have."""
 
@@ -26,9 +30,8 @@ SHARED_MEMORY = 227 * 1024
 @cache
 def runs_on(device: torch.device) -> bool:
     """Return whether the kernels run on ``device``: its matrix unit must be that of the Hopper generation."""
-    if device.type != "cuda" or not triton.__version__.startswith(TRIED):
-        return False
-    return is_hopper(device, SHARED_MEMORY) and torch.cuda.get_device_properties(device).major == 9
+    on_gpu = device.type == "cuda" and is_hopper(device, SHARED_MEMORY)
+    return on_gpu and torch.cuda.get_device_properties(device).major == 9
 
 
 def descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:

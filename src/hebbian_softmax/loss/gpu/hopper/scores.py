@@ -29,9 +29,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from hebbian_softmax._triton import processors
 from hebbian_softmax.loss.gpu.hopper import SHARED_MEMORY, descriptor
 from hebbian_softmax.loss.gpu.schedule import padded
+from hebbian_softmax.loss.gpu.scores import LOG2E, of_classes
 from hebbian_softmax.loss.problem import Problem
 
-LOG2E = gl.constexpr(1.4426950408889634)
 _STAGE = 128 * 64 * 2
 """The bytes of one copy of 128 rows by 64 features."""
 _MOST_RESIDENT = 9
@@ -45,9 +45,8 @@ def launch_scores(
     rows: int = chunk.stop - chunk.start
     width: int = classes.stop - classes.start
     features = problem.input.shape[1]
-    whole = width == problem.weight.shape[0]
-    w = problem.weight if whole else problem.weight[classes]
-    bias, prior = (v if v is None or whole else v[classes] for v in (problem.bias, problem.prior))
+    w = of_classes(problem.weight, classes)
+    bias, prior = of_classes(problem.bias, classes), of_classes(problem.prior, classes)
     blocks = -(-features // 64)
     out = problem.input if e is None else e
     height = None if e is None else padded(rows, 128)
