@@ -1,27 +1,30 @@
-"""The kernels for H100 and H200 GPUs: E and its sums against float64, for sizes that fit no tile."""
+"""The kernels for H100 and H200 GPUs against float64, for sizes that fit no tile."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax.loss.gpu.schedule import FEWEST_SUMMED, PADDING, TILE_ROWS, padded
+from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_ROWS, padded
 from hebbian_softmax.loss.problem import Problem
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 hopper = pytest.importorskip("hebbian_softmax.loss.gpu.hopper")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and hopper.runs_on(torch.device("cuda", 0))),
-        reason="needs an H100 or H200, and a version of Triton in which the kernels were tried",
-    ),
-]
+scores = pytest.importorskip("hebbian_softmax.loss.gpu.scores")
+faster = pytest.importorskip("hebbian_softmax.loss.gpu.hopper.scores")
+weight = pytest.importorskip("hebbian_softmax.loss.gpu.hopper.weight")
+on_hopper = pytest.mark.skipif(
+    not (torch.cuda.is_available() and hopper.runs_on(torch.device("cuda", 0))),
+    reason="needs an H100 or H200, and a version of Triton in which the kernels were tried",
+)
 WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
 """Numbers of features: up to 576 one kernel is used, beyond that the other one."""
 SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333), (40_000, 100)
 """In the last one each 128 rows have one tile, and a program has several of them."""
+PRODUCTS = (128, 64, 8), (128, 320, 256), (256, 1024, 264), (640, 5056, 512), (1408, 704, 1032)
 OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
 
 
@@ -57,10 +60,9 @@ def compute(
     """Return E, padded as the engine has it, and the sum of each row."""
     n, v = rows.stop - rows.start, classes.stop - classes.start
     e = torch.full((padded(n, TILE_ROWS), padded(v, PADDING)), torch.nan, device="cuda", dtype=torch.bfloat16)
-    partial = torch.full((-(-v // FEWEST_SUMMED) * n,), torch.nan, device="cuda")
-    tile = hopper.launch(problem, rows, classes, shift, partial, e if store else None)
-    tiles = -(-v // tile)
-    return (e if store else None), partial[: tiles * n].view(tiles, n).sum(0)
+    partial = scores.room_for_sums(problem, n, v).fill_(torch.nan)
+    parts = faster.launch_scores(problem, rows, classes, shift, partial, e if store else None)
+    return (e if store else None), partial[: parts * n].view(parts, n).sum(0)
 
 
 def shift_of(problem: Problem) -> Tensor:
@@ -80,6 +82,8 @@ def check(problem: Problem, rows: slice, classes: slice) -> None:
             assert (e[:, v:] == 0).all()
 
 
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("d", WIDTHS)
 def test_plain(d: int, size: tuple[int, int]) -> None:
@@ -87,12 +91,16 @@ def test_plain(d: int, size: tuple[int, int]) -> None:
     check(problem, slice(0, size[0]), slice(0, size[1]))
 
 
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("options", OPTIONS[1:], ids="-".join)
 @pytest.mark.parametrize("d", [72, 576, 1024])
 def test_options(d: int, options: tuple[str, ...]) -> None:
     check(make(300, d, 3001, options), slice(0, 300), slice(0, 3001))
 
 
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-1]], ids=["plain", "options"])
 @pytest.mark.parametrize("d", [512, 1024])
 def test_parts(d: int, options: tuple[str, ...]) -> None:
@@ -101,6 +109,8 @@ def test_parts(d: int, options: tuple[str, ...]) -> None:
     check(problem, slice(640, 700), slice(1536, 3001))
 
 
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("d", [64, 512, 1024, 4096])
 def test_always_the_same(d: int) -> None:
     """A missing barrier would show as a different result in some of many runs, with many tiles for each processor."""
@@ -114,3 +124,55 @@ def test_always_the_same(d: int) -> None:
         assert again is not None
         assert torch.equal(e, again)
         assert torch.equal(sums, same)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("size", PRODUCTS, ids=str)
+def test_the_product_of_the_weight(size: tuple[int, int, int], adds: bool, dtype: torch.dtype) -> None:
+    rows, width, d = size
+    e, h = torch.rand(rows, width, device="cuda").bfloat16(), torch.randn(rows, d, device="cuda").bfloat16()
+    classes = width - 5
+    total = torch.randn(classes, d, device="cuda") if adds else None
+    exact = e[:, :classes].double().T @ h.double() + (0 if total is None else total.double())
+    out = torch.full((classes, d), torch.nan, device="cuda", dtype=dtype)
+    weight.launch_weight(out, total, e, h)
+    # Sums are in float32, and rounded once.
+    bound = (e[:, :classes].double().T @ h.double().abs()) * 2**-20 + exact.abs() * torch.finfo(dtype).eps
+    assert ((out.double() - exact).abs() <= bound + 1e-6).all()
+    if total is not None:
+        weight.launch_weight(total, total, e, h)  # in place
+        assert torch.equal(total.to(dtype), out)
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_the_product_of_the_weight_is_always_the_same() -> None:
+    e, h = torch.rand(512, 20_032, device="cuda").bfloat16(), torch.randn(512, 1024, device="cuda").bfloat16()
+    total = torch.randn(20_011, 1024, device="cuda")
+    first, again = torch.empty_like(total), torch.empty_like(total)
+    weight.launch_weight(first, total, e, h)
+    for _ in range(40):
+        weight.launch_weight(again, total, e, h)
+        assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("classes", [1, 127, 129, 5000, 267_735])
+@pytest.mark.parametrize("rows", [1, 128, 300, 1408, 4096, 5120, 20_000])
+def test_division_among_programs(rows: int, classes: int) -> None:
+    """Every program has a tile, the programs with tiles of 128 rows are as many as said, and the sums have room."""
+    processors = 132
+    programs, runs = faster.divided(rows, classes, processors)
+    blocks, columns = -(-rows // 128), -(-classes // 128)
+    tiles = blocks * columns
+    begins = [program * tiles // programs for program in range(programs + 1)]
+    assert all(begin < end for begin, end in pairwise(begins))
+    assert programs == tiles or 0.94 * processors <= programs <= processors
+    for row in range(blocks):
+        some = [p for p in range(programs) if begins[p] < (row + 1) * columns and begins[p + 1] > row * columns]
+        assert some == list(range(some[0], some[-1] + 1))
+        assert some[0] == ((row * columns + 1) * programs - 1) // tiles  # as the kernel computes it
+        assert len(some) <= runs
+    assert 2 * runs * rows <= 2 * TILE_ROWS * (processors + 2 * blocks)

@@ -7,15 +7,7 @@ import itertools
 import pytest
 import torch
 
-from hebbian_softmax.loss.gpu.schedule import (
-    FEWEST_SUMMED,
-    PADDING,
-    TILE_CLASSES,
-    TILE_ROWS,
-    Schedule,
-    default_workspace,
-    padded,
-)
+from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
 from hebbian_softmax.loss.problem import Needs, Problem
 
 SIZES = list(itertools.product([1, 100, 1408, 4096, 51_200], [8, 512, 2048], [1, 300, 32_768, 267_735, 4_000_000]))
@@ -30,7 +22,7 @@ def problem_of(n: int, d: int, v: int) -> Problem:
 def held(problem: Problem, schedule: Schedule, input_rows: int) -> int:
     """Return the bytes of E, the sums of its tiles, the scaled activations and the parts of dh."""
     features = problem.input.shape[1]
-    tiles = -(-schedule.classes // FEWEST_SUMMED)
+    tiles = -(-schedule.classes // TILE_CLASSES)
     chunk = schedule.rows * (2 * padded(schedule.classes, PADDING) + 4 * tiles + 2 * features)
     return chunk + 4 * schedule.splits * padded(input_rows, TILE_ROWS) * features
 

@@ -32,9 +32,11 @@ _FEW_ROWS = 16
 
 _WHOLE_FROM = 2**23
 """Up to this number of logits, torch's own operations on them cost less than an autograd node in Python."""
-_WHOLE_TO = 2**26
-"""From so many logits in bfloat16 on, the fused kernels save more than they take longer to launch. With classes that
-are no multiple of 8, products with all logits are slow, and half as many are enough."""
+_WHOLE_TO, _QUICK, _TRAFFIC = 2**26, 2**36, 300
+"""In bfloat16 the fused kernels save time, but take 0.9 ms and more to launch. So they are left to problems of more
+logits than the first number, and more than the second one over d + 300: moving a logit through memory takes about as
+long as 300 of its products. With classes that are no multiple of 8, products with all logits are slow, and half as many
+are enough."""
 _WHOLE_TO_IN_FLOAT16 = 2**28
 """The same in float16, for which there are no fused kernels: half a gigabyte, about the least default workspace."""
 
@@ -300,17 +302,18 @@ def _is_tiny(input: Tensor, linear_weight: Tensor, workspace: int | None) -> boo
         elif products.itemsize >= 4:
             most = _TINY_ON_GPU_IN_FULL_PRECISION
         else:
-            most = min(_TINY_ON_GPU, _most_at_once(products, linear_weight.shape[0]))
+            most = min(_TINY_ON_GPU, _most_at_once(products, *linear_weight.shape))
     else:
         most = _TINY_IN_FULL_PRECISION if size >= 4 or rows <= _FEW_ROWS else _TINY
     return logits <= most and (workspace is None or 3 * logits * size <= workspace)
 
 
-def _most_at_once(dtype: torch.dtype, classes: int) -> int:
+def _most_at_once(dtype: torch.dtype, classes: int, features: int) -> int:
     """Return up to how many logits in half precision all of them at once are fastest on a GPU."""
     if dtype == torch.float16:
         return _WHOLE_TO_IN_FLOAT16
-    return _WHOLE_TO if classes % 8 == 0 else _WHOLE_TO // 2
+    most = max(_WHOLE_TO, _QUICK // (features + _TRAFFIC))
+    return most if classes % 8 == 0 else most // 2
 
 
 def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | None:
@@ -323,7 +326,7 @@ def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | N
         input.is_cuda
         and dtype in (torch.bfloat16, torch.float16)
         and not torch.compiler.is_compiling()
-        and logits <= _most_at_once(dtype, linear_weight.shape[0])
+        and logits <= _most_at_once(dtype, *linear_weight.shape)
         and not torch.is_autocast_enabled("cuda")
         and not checks.must_be_traced(input, linear_weight)
     ):

@@ -20,8 +20,8 @@ import torch
 
 from hebbian_softmax._triton import is_hopper, processors
 from hebbian_softmax.loss.gpu.rows import Rows
-from hebbian_softmax.loss.gpu.schedule import FEWEST_SUMMED, TILE_ROWS, Schedule, default_workspace, padded
-from hebbian_softmax.loss.gpu.scores import LOG2E, launch_scores
+from hebbian_softmax.loss.gpu.schedule import TILE_CLASSES, TILE_ROWS, Schedule, default_workspace, padded
+from hebbian_softmax.loss.gpu.scores import LOG2E, launch_scores, room_for_sums
 from hebbian_softmax.loss.gpu.sums import Sums
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms, Scales
 
@@ -70,7 +70,7 @@ def row_terms(problem: Problem, workspace: int, *, entropy: bool = False) -> Row
     """Return the terms of every row, without the entropy; no logit is stored."""
     assert not entropy
     classes, rows = problem.planned_classes, problem.target.shape[0]
-    per_row = 4 * -(-classes // FEWEST_SUMMED)
+    per_row = 4 * -(-classes // TILE_CLASSES)
     chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
     found = Rows.of(problem, chunk)
     for start in range(0, rows, chunk):
@@ -116,7 +116,7 @@ def gradients(problem: Problem, terms: RowTerms, scales: Scales, needs: Needs, w
     # With the normaliser itself as the shift, E is the probability, and the factor is a alone.
     shift = (terms.normaliser * LOG2E.value).masked_fill_(problem.target < 0, torch.inf)
     slope = problem.slope_at_target(terms.target_logit)
-    partial = shift.new_empty(-(-schedule.classes // FEWEST_SUMMED) * schedule.rows)
+    partial = room_for_sums(problem, schedule.rows, schedule.classes)
     for first in range(0, classes, schedule.classes):
         some = slice(first, min(first + schedule.classes, classes))
         for start in range(0, rows, schedule.rows):

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hebbian_softmax.loss.gpu.schedule import FEWEST_SUMMED, TILE_FEATURES, TILE_ROWS, padded
+from hebbian_softmax.loss.gpu.schedule import TILE_FEATURES, TILE_ROWS, padded
 from hebbian_softmax.loss.gpu.scores import (
     LOG2E,
     capped,
@@ -27,6 +27,7 @@ from hebbian_softmax.loss.gpu.scores import (
     finished,
     launch_scores,
     product,
+    room_for_sums,
     shape_of_logits,
     switches,
 )
@@ -62,7 +63,7 @@ class Rows:
     slope: Tensor | None
     """The derivative of a softcap at the target."""
     partial: Tensor
-    """The sum of E for each tile of classes and each row of a chunk, as many as of the smallest tiles."""
+    """Room for several sums of E for each row of a chunk, each over a part of the classes."""
     others: Tensor | None
     """Where ranks share the rows of the matrix, the sum of E for each row of a chunk."""
 
@@ -71,7 +72,7 @@ class Rows:
         """Return room for the terms, with the logits of the targets in place; ``chunk`` is the rows of a chunk."""
         rows = problem.input.shape[0]
         logit, shift, nll, normaliser = problem.input.new_empty(4, rows, dtype=torch.float32)
-        partial = logit.new_empty(-(-problem.weight.shape[0] // FEWEST_SUMMED) * chunk)
+        partial = room_for_sums(problem, chunk, problem.weight.shape[0])
         find_target_logits(problem, logit, shift)
         others = None
         if problem.part is not None:
@@ -96,7 +97,7 @@ class Rows:
         rows, (classes, features) = stop - start, problem.weight.shape
         e = None if sums is None else sums.e
         a, b, square = (None,) * 3 if scales is None else (scales.normaliser, scales.target, scales.square)
-        tile = launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
+        parts = launch_scores(problem, slice(start, stop), slice(0, classes), self.shift, self.partial, e)
 
         def launch_settle(phase: tl.constexpr, largest: Tensor | None = None) -> None:
             settle[(padded(rows, TILE_ROWS) // _SETTLED_ROWS,)](
@@ -105,10 +106,10 @@ class Rows:
                 self.partial, self.logit, a, b, square, self.slope, problem.input, self.nll, self.normaliser,
                 None if sums is None else sums.factor,
                 None if sums is None else sums.scaled,
-                e, start, rows, classes, features, 0 if e is None else e.stride(0), *shape_of_logits(problem),
+                e, start, rows, parts, classes, features, 0 if e is None else e.stride(0), *shape_of_logits(problem),
                 PHASE=phase.value, SQUARE=square is not None, GRADIENT=sums is not None,
                 SCALE=sums is not None and sums.scaled is not None,
-                ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES, TILE=tile,
+                ROWS=_SETTLED_ROWS, CLASSES=_SETTLED_CLASSES, FEATURES=TILE_FEATURES,
                 PART=64, COLUMNS=128, IEEE=problem.input.dtype == torch.float32, **switches(problem),
                 num_warps=8, num_stages=2,
             )  # fmt: skip
@@ -174,13 +175,13 @@ def target_logits(
     tl.store(shift_ptr + row, tl.where(here, tl.maximum(logit * LOG2E, LOWEST), float("inf")))
 
 
-@triton.jit(do_not_specialize=["start", "rows", "classes"])
+@triton.jit(do_not_specialize=["start", "rows", "parts", "classes"])
 def settle(
     h_desc, w_desc, bias_ptr, prior_ptr, target_ptr, column_ptr, shift_ptr, largest_ptr, others_ptr, partial_ptr,
     logit_ptr, a_ptr, b_ptr, square_ptr, slope_ptr, h_ptr, nll_ptr, normaliser_ptr, factor_ptr, scaled_ptr, e_ptr,
-    start, rows, classes, features, e_stride, scale, cap, PHASE: tl.constexpr, SQUARE: tl.constexpr,
+    start, rows, parts, classes, features, e_stride, scale, cap, PHASE: tl.constexpr, SQUARE: tl.constexpr,
     GRADIENT: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, FEATURES: tl.constexpr,
-    TILE: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PART: tl.constexpr, COLUMNS: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute from the sums of a row's tiles: nll, log-normaliser, the factor a / Σ E, factor · h, and E at the target.
@@ -207,8 +208,8 @@ def settle(
     else:
         others, shift = _sums(
             h_desc, w_desc, bias_ptr, prior_ptr, partial_ptr, e_ptr, target, counted, z_target, shift, at, inside,
-            start, rows, classes, features, e_stride, scale, cap, LIMIT if PHASE == ALONE else SHARED_LIMIT,
-            GRADIENT, ROWS, CLASSES, FEATURES, TILE, PART, IEEE, HAS_BIAS, HAS_PRIOR, SCALED, CAPPED,
+            start, rows, parts, classes, features, e_stride, scale, cap, LIMIT if PHASE == ALONE else SHARED_LIMIT,
+            GRADIENT, ROWS, CLASSES, FEATURES, PART, IEEE, HAS_BIAS, HAS_PRIOR, SCALED, CAPPED,
         )  # fmt: skip
     if PHASE == OWN:
         tl.store(others_ptr + at, others, inside)
@@ -224,17 +225,16 @@ def settle(
 @triton.jit
 def _sums(
     h_desc, w_desc, bias_ptr, prior_ptr, partial_ptr, e_ptr, target, counted, z_target, shift, at, inside, start, rows,
-    classes, features, e_stride, scale, cap, limit, GRADIENT: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
-    FEATURES: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    parts, classes, features, e_stride, scale, cap, limit, GRADIENT: tl.constexpr, ROWS: tl.constexpr,
+    CLASSES: tl.constexpr, FEATURES: tl.constexpr, PART: tl.constexpr, IEEE: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_PRIOR: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Return Σ E of each row without the target, and its shift; rows beyond the limit are computed again."""
     others = tl.zeros((ROWS,), tl.float32)
-    tiles = tl.cdiv(classes, TILE)
-    for some in range(0, tiles, PART):
-        tile = some + tl.arange(0, PART)
-        where = tile[:, None].to(tl.int64) * rows + at[None, :]
-        others += tl.sum(tl.load(partial_ptr + where, (tile < tiles)[:, None] & inside[None, :], other=0.0), 0)
+    for some in range(0, parts, PART):
+        part = some + tl.arange(0, PART)
+        where = part[:, None].to(tl.int64) * rows + at[None, :]
+        others += tl.sum(tl.load(partial_ptr + where, (part < parts)[:, None] & inside[None, :], other=0.0), 0)
     # Rows with a larger sum are computed again, with the largest logit as shift.
     if tl.max((counted & (others > limit)).to(tl.int32), 0) > 0:
         first = start + tl.program_id(0) * ROWS

@@ -11,9 +11,6 @@ from hebbian_softmax.loss.problem import Needs, Problem
 TILE_ROWS, TILE_CLASSES, TILE_FEATURES = 128, 256, 64
 """The tile of logits that one program computes, and how many features it reads at a time."""
 
-FEWEST_SUMMED = 128
-"""The classes of the smallest tile: there is one sum of E for each tile and row."""
-
 PADDING = 64
 """Classes are padded to a multiple of this."""
 
@@ -65,7 +62,7 @@ class Schedule:
         rows, features = problem.input.shape
         classes = problem.planned_classes
         size = problem.input.element_size()
-        per_row = size * padded(classes, PADDING) + 4 * -(-classes // FEWEST_SUMMED) + size * features
+        per_row = size * padded(classes, PADDING) + 4 * -(-classes // TILE_CLASSES) + size * features
         rounded = needs.weight not in (None, torch.float32)
         most = -(-rows // TILE_ROWS) if needs.weight is None else rows // _FEWEST_ROWS
         for chunks in range(1, max(most, 1) + 1):
@@ -89,9 +86,9 @@ class Schedule:
             splits = max(min(_splits(rows, classes, features, processors), workspace // 2 // total), 1)
             workspace -= splits * total
         least = min(padded(classes, PADDING), 16 * TILE_CLASSES)
-        per_row = size * least + 4 * -(-least // FEWEST_SUMMED) + size * features
+        per_row = size * least + 4 * -(-least // TILE_CLASSES) + size * features
         chunk = min(padded(max(rows, 1), TILE_ROWS), max(workspace // per_row // TILE_ROWS, 1) * TILE_ROWS)
-        per_class = size * chunk + 4 * chunk // FEWEST_SUMMED
+        per_class = size * chunk + 4 * chunk // TILE_CLASSES
         width = max((workspace - size * features * chunk) // per_class // TILE_CLASSES * TILE_CLASSES, least)
         width = min(width, padded(classes, PADDING))
         chunks = -(-classes // width)

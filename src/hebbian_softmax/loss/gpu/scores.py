@@ -6,7 +6,7 @@ While a tile of logits is still in registers, in float32, it becomes
     E_{iv} = e^{z_{iv} - m_i} \quad (v \ne y_i), \qquad s_i = \sum_{v \ne y_i} E_{iv}
 
 with a shift m for each row, and only E is stored, in the dtype of the inputs, and the sum of each tile and row. The
-kernel here computes everything. On H100 and H200 GPUs, those of :mod:`hebbian_softmax.loss.gpu.hopper` are faster.
+kernel here has every option. On H100 and H200 GPUs those of :mod:`hebbian_softmax.loss.gpu.hopper.scores` are faster.
 
 Kernels keep shifts and logits in units of log 2, because the hardware has exp2. They are not specialised on sizes that
 change from batch to batch, so that no batch waits for a compilation.
@@ -36,13 +36,14 @@ def launch_scores(
 ) -> int:
     """Compute the sums of E, and with ``e`` also E itself, for a chunk of rows by some classes.
 
-    Return how many classes each sum is of.
+    Return how many sums there are of each row.
     """
-    hopper = _triton.load("loss.gpu.hopper") if problem.softcap is None else None
-    if hopper is not None and hopper.runs_on(problem.input.device):
-        tile: int = hopper.launch(problem, chunk, classes, shift, partial, e)
-        return tile
-    rows, width = chunk.stop - chunk.start, classes.stop - classes.start
+    hopper = _triton.load("loss.gpu.hopper")
+    if hopper is not None and hopper.runs_on(problem.input.device) and problem.softcap is None:
+        parts: int = _triton.load("loss.gpu.hopper.scores").launch_scores(problem, chunk, classes, shift, partial, e)
+        return parts
+    rows: int = chunk.stop - chunk.start
+    width: int = classes.stop - classes.start
     programs = processors(problem.input.device)  # A constant of the kernel, so it must not depend on the batch.
     out = descriptor(problem.input, TILE_ROWS, TILE_CLASSES)
     if e is not None:
@@ -57,7 +58,17 @@ def launch_scores(
         STORE=e is not None, IEEE=problem.input.dtype == torch.float32, **switches(problem),
         num_warps=8, num_stages=3,
     )  # fmt: skip
-    return TILE_CLASSES
+    return -(-width // TILE_CLASSES)
+
+
+def room_for_sums(problem: Problem, rows: int, classes: int) -> Tensor:
+    """Return room for the sums that ``launch_scores`` stores of at most so many rows and classes.
+
+    There is one for each row and tile of classes, or two for each row and program that has classes of that row.
+    """
+    device = problem.input.device
+    numbers = max(rows * -(-classes // TILE_CLASSES), 2 * TILE_ROWS * (processors(device) + 2 * -(-rows // TILE_ROWS)))
+    return torch.empty(numbers, dtype=torch.float32, device=device)
 
 
 def shape_of_logits(problem: Problem) -> tuple[float, float]:

@@ -8,18 +8,12 @@ further warp copies the operands into shared memory ahead of both.
   by, and the groups take turns with tiles of 128 × 128.
 - ``streamed`` is for more. Both groups work on the same tile of 128 rows by 256 classes, each on 64 rows, so that every
   operand is copied once. Nothing but the number of copies that fit keeps the groups from drifting apart.
-
-They are written in Gluon, Triton's language for kernels whose layouts, copies and barriers are explicit. It is
-experimental, so it is used only in the versions with which these kernels were tried.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,33 +25,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from hebbian_softmax._triton import is_hopper, processors
+from hebbian_softmax._triton import processors
+from hebbian_softmax.loss.gpu.hopper import SHARED_MEMORY, descriptor
 from hebbian_softmax.loss.gpu.schedule import padded
 from hebbian_softmax.loss.gpu.scores import LOG2E, of_classes
 from hebbian_softmax.loss.problem import Problem
 
-TRIED = ("3.6.",)
-"""The versions of Triton in which the kernels were tried."""
-SHARED_MEMORY = 227 * 1024
 _STAGE = 128 * 64 * 2
 """The bytes of one copy of 128 rows by 64 features."""
 _MOST_RESIDENT = 9
 """The most copies of activations that stay in shared memory: three of the matrix and one for each group are needed."""
 
 
-@cache
-def runs_on(device: torch.device) -> bool:
-    """Return whether the kernels run on ``device``: its matrix unit must be that of the Hopper generation."""
-    if device.type != "cuda" or not triton.__version__.startswith(TRIED):
-        return False
-    return is_hopper(device, SHARED_MEMORY) and torch.cuda.get_device_properties(device).major == 9
-
-
-def launch(problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None) -> int:
-    """Compute the sums of E, and with ``e`` also E itself, and return how many classes each sum is of."""
-    rows, width, features = chunk.stop - chunk.start, classes.stop - classes.start, problem.input.shape[1]
+def launch_scores(
+    problem: Problem, chunk: slice, classes: slice, shift: Tensor, partial: Tensor, e: Tensor | None
+) -> int:
+    """Compute the sums of E, and with ``e`` also E itself, and return how many sums there are of each row."""
+    rows: int = chunk.stop - chunk.start
+    width: int = classes.stop - classes.start
+    features = problem.input.shape[1]
     w = of_classes(problem.weight, classes)
     bias, prior = of_classes(problem.bias, classes), of_classes(problem.prior, classes)
     blocks = -(-features // 64)
@@ -73,41 +60,36 @@ def launch(problem: Problem, chunk: slice, classes: slice, shift: Tensor, partia
     }
     if blocks <= _MOST_RESIDENT:
         stages = min((SHARED_MEMORY - 1024) // _STAGE - 2 - blocks, 6)
-        resident[(programs(rows, processors(problem.input.device)),)](
-            _descriptor(problem.input, 128, 64), _descriptor(w, 128, 64), _descriptor(out, 128, 64, height),
-            bias, prior, problem.column, shift, partial, *numbers, BLOCKS=blocks, STAGES=stages, **switches,
+        programs, runs = divided(rows, width, processors(problem.input.device))
+        resident[(programs,)](
+            descriptor(problem.input, 128, 64), descriptor(w, 128, 64), descriptor(out, 128, 64, height),
+            bias, prior, problem.column, shift, partial, *numbers, runs, BLOCKS=blocks, STAGES=stages, **switches,
         )  # fmt: skip
-        return 128
+        return 2 * runs
     streamed[(processors(problem.input.device),)](
-        _descriptor(problem.input, 64, 64), _descriptor(w, 256, 64), _descriptor(out, 64, 128, height),
+        descriptor(problem.input, 64, 64), descriptor(w, 256, 64), descriptor(out, 64, 128, height),
         bias, prior, problem.column, shift, partial, *numbers, blocks, STAGES=4, GROUP=16, **switches,
     )  # fmt: skip
-    return 256
+    return -(-width // 256)
 
 
-def programs(rows: int, processors: int) -> int:
-    """Return the number of programs of ``resident``: as many for each 128 rows, if that leaves few processors idle.
+def divided(rows: int, classes: int, processors: int) -> tuple[int, int]:
+    """Return the number of programs of ``resident``, and the most that share 128 rows.
 
-    Then programs of different rows read the same part of the matrix at about the same time, from the cache.
+    There are as many programs for each 128 rows, if that leaves few processors idle. Then programs of different rows
+    read the same part of the matrix at about the same time, from the cache.
 
-    >>> [programs(rows, processors=132) for rows in (1, 1408, 4096, 5120, 100_000)]
-    [132, 132, 128, 132, 132]
+    >>> divided(1408, 267_735, 132), divided(4096, 267_735, 132), divided(5120, 267_735, 132), divided(200, 300, 132)
+    ((132, 12), (128, 4), (132, 5), (6, 3))
     """
     blocks = -(-rows // 128)
-    even = processors // blocks * blocks
-    return even if even >= 0.94 * processors else processors
-
-
-def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:
-    """Return the descriptor of a matrix, or of its first ``height`` rows, in tiles of rows × columns."""
-    layout = _layout(rows, columns)
-    shape = [matrix.shape[0] if height is None else height, matrix.shape[1]]
-    return TensorDescriptor(matrix, shape, [matrix.stride(0), 1], [rows, columns], layout)
-
-
-@cache
-def _layout(rows: int, columns: int) -> Any:
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    tiles = blocks * -(-classes // 128)
+    if tiles <= processors:
+        return tiles, tiles // blocks
+    even = processors // blocks
+    if even * blocks >= 0.94 * processors:
+        return even * blocks, even
+    return processors, even + 2
 
 
 @gluon.jit
@@ -183,8 +165,9 @@ def _copy_for_resident(
 @gluon.jit
 def _compute_resident(
     who: gl.constexpr, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, h, w, staging, full, empty,
-    h_full, h_empty, turn, start, rows, classes, first_class, scale, class_tiles, begin, end, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, STORE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_PRIOR: gl.constexpr, SCALED: gl.constexpr,
+    h_full, h_empty, turn, start, rows, classes, first_class, scale, runs, class_tiles, begin, end,
+    BLOCKS: gl.constexpr, STAGES: gl.constexpr, STORE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_PRIOR: gl.constexpr,
+    SCALED: gl.constexpr,
 ):  # fmt: skip
     """Compute every second tile: the product when it is this group's turn, and the softmax during the other's."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
@@ -197,6 +180,7 @@ def _compute_resident(
         is_row = at_row < rows
         target = gl.load(target_ptr + start + at_row, is_row, other=-1).to(gl.int32) - first_class
         shift = gl.load(shift_ptr + start + at_row, is_row, other=float("inf"))
+        total = gl.zeros([128], gl.float32, gl.SliceLayout(1, layout))
         mbarrier.wait(h_full, (row - first_row) & 1)
         for tile in range(first + ((first - begin + who) & 1), last, 2):
             column_tile = tile - row * class_tiles
@@ -221,23 +205,32 @@ def _compute_resident(
                 z, bias_ptr, prior_ptr, target, shift, column_tile * 128, classes, scale, 128, layout,
                 HAS_BIAS, HAS_PRIOR, SCALED,
             )  # fmt: skip
-            gl.store(partial_ptr + column_tile.to(gl.int64) * rows + at_row, gl.sum(e, 1), is_row)
+            total += gl.sum(e, 1)
             if STORE:
                 _store(e, staging.index(who), e_desc, row * 128, column_tile * 128, 64)
         mbarrier.arrive(h_empty, count=1)
+        # The programs that share these rows follow each other. If they are not as many as might be, zeros follow.
+        tiles = gl.cdiv(rows, 128).to(gl.int64) * class_tiles
+        run = gl.program_id(0) - ((row * class_tiles + 1).to(gl.int64) * gl.num_programs(0) - 1) // tiles
+        gl.store(partial_ptr + (2 * run + who) * rows + at_row, total, is_row)
+        if last == (row + 1) * class_tiles:
+            for more in range(run.to(gl.int32) + 1, runs):
+                nothing = gl.zeros([128], gl.float32, gl.SliceLayout(1, layout))
+                gl.store(partial_ptr + (2 * more + who).to(gl.int64) * rows + at_row, nothing, is_row)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["start", "rows", "classes", "first_class", "scale"])
+@gluon.jit(do_not_specialize=["start", "rows", "classes", "first_class", "scale", "runs"])
 def resident(
     h_desc, w_desc, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, start, rows, classes, first_class,
-    scale, BLOCKS: gl.constexpr, STAGES: gl.constexpr, STORE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    scale, runs, BLOCKS: gl.constexpr, STAGES: gl.constexpr, STORE: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_PRIOR: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
-    """Compute E of the rows start … start + rows, and sum it for each 128 classes and each row without the target.
+    """Compute E of the rows start … start + rows, and sum it without the target.
 
-    Columns beyond ``classes`` and rows beyond ``rows`` are stored as 0. Each program takes a run of tiles, in the order
-    of the rows.
+    Columns beyond ``classes`` and rows beyond ``rows`` are stored as 0. Each program takes a run of at least one tile,
+    in the order of the rows, so the tiles of 128 rows belong to at most ``runs`` programs. Each of their groups stores
+    a sum of each row.
     """
     h = gl.allocate_shared_memory(h_desc.dtype, [BLOCKS, 128, 64], h_desc.layout)
     w = gl.allocate_shared_memory(h_desc.dtype, [STAGES, 128, 64], w_desc.layout)
@@ -264,11 +257,11 @@ def resident(
     gl.warp_specialize(
         [
             (_compute_resident, (0, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, h, w, staging,
-                full, empty, h_full, h_empty, turn, start, rows, classes, first_class, scale, class_tiles, begin, end,
-                BLOCKS, STAGES, STORE, HAS_BIAS, HAS_PRIOR, SCALED)),
+                full, empty, h_full, h_empty, turn, start, rows, classes, first_class, scale, runs, class_tiles, begin,
+                end, BLOCKS, STAGES, STORE, HAS_BIAS, HAS_PRIOR, SCALED)),
             (_compute_resident, (1, e_desc, bias_ptr, prior_ptr, target_ptr, shift_ptr, partial_ptr, h, w, staging,
-                full, empty, h_full, h_empty, turn, start, rows, classes, first_class, scale, class_tiles, begin, end,
-                BLOCKS, STAGES, STORE, HAS_BIAS, HAS_PRIOR, SCALED)),
+                full, empty, h_full, h_empty, turn, start, rows, classes, first_class, scale, runs, class_tiles, begin,
+                end, BLOCKS, STAGES, STORE, HAS_BIAS, HAS_PRIOR, SCALED)),
             (_copy_for_resident, (h_desc, w_desc, h, w, full, empty, h_full, h_empty, start, class_tiles, begin, end,
                 BLOCKS, STAGES)),
         ],
