@@ -37,5 +37,10 @@ def test_what_is_cleared_is_not_written(pool: Pool, how: str, classes: int, worl
 
 @pytest.mark.parametrize("optimizer", ["adam", "one-pass", "foreach"])
 def test_shared_rows(pool: Pool, optimizer: str) -> None:
-    """One rank: gloo does not scatter tensors of a GPU, and NCCL wants a GPU for each rank."""
-    check(pool, "rows", Setup(optimizer=optimizer, head={"bias": True}, clip=0.1), [5], device="cuda")
+    """One rank: gloo does not scatter tensors of a GPU, and NCCL wants a GPU for each rank.
+
+    The one-pass optimizers count steps on the GPU, and there torch computes Adam's corrections of the bias in float32.
+    """
+    tolerance = 1e-5 if optimizer == "one-pass" else 1e-10
+    setup = Setup(optimizer=optimizer, head={"bias": True}, clip=0.1)
+    check(pool, "rows", setup, [5], device="cuda", tolerance=tolerance)

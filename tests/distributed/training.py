@@ -239,6 +239,7 @@ def check(
     options: dict[str, Any] | None = None,
     device: str = "cpu",
     row_ranks: int = 1,
+    tolerance: float = 1e-10,
     **batches: Any,
 ) -> dict[str, Tensor]:
     """Check that ranks with batches of ``sizes`` do in ``function`` what one process does; return its result.
@@ -249,7 +250,8 @@ def check(
     steps = make_steps(setup, sizes, **batches)
     alone = function(setup, steps, "alone", **(options or {}))
     ranks = len(sizes) * row_ranks
-    assert_same(pool.run(ranks, function, replace(setup, device=device), steps, how, **(options or {})), alone)
+    found = pool.run(ranks, function, replace(setup, device=device), steps, how, **(options or {}))
+    assert_same(found, alone, tolerance)
     return alone
 
 
@@ -270,7 +272,7 @@ def whole(tensor: Tensor) -> Tensor:
     return torch.cat(shards)
 
 
-def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> None:
+def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     """Check that every rank equals one process, counts exactly, and that ranks equal each other bit for bit.
 
     Trainings are in float64 unless they say otherwise, so the tolerance lies far above rounding and far below an error.
@@ -279,7 +281,7 @@ def assert_same(ranks: list[dict[str, Tensor]], alone: dict[str, Tensor]) -> Non
         assert values.keys() == alone.keys()
         for name, expected in alone.items():
             assert torch.equal(values[name], ranks[0][name]), f"{name} of rank {rank} differs from rank 0"
-            tolerance = {torch.float64: 1e-10, torch.float32: 1e-6}.get(expected.dtype, 0)
+            atol = {torch.float64: tolerance, torch.float32: 1e-6}.get(expected.dtype, 0)
             torch.testing.assert_close(
-                values[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+                values[name], expected, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
             )

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.loss.gpu import ends, engine, hopper, softmax, whole
-from hebbian_softmax.loss.gpu.hopper.scores import launch_scores
-from hebbian_softmax.loss.gpu.hopper.weight import launch_weight
 from hebbian_softmax.loss.problem import Needs, Problem, Scales
 from hebbian_softmax.rows import RowPart
 from tests.compiling import compile_for_hopper
@@ -34,7 +32,6 @@ KERNELS = {
     "settle",
     "streamed",
     "target_logits",
-    "weight",
 }
 
 
@@ -71,11 +68,7 @@ def main() -> None:
         for d in (72, 576, 640):  # 576 needs the most shared memory
             wide = replace(problem, input=torch.empty(130, d, dtype=h.dtype), weight=torch.empty(301, d, dtype=h.dtype))
             for e in (None, torch.empty(256, 320, dtype=h.dtype)):
-                launch_scores(wide, rows, slice(0, 301), scale, torch.empty(30 * 130), e)
-        for total in (None, torch.empty(301, 72)):
-            launch_weight(
-                torch.empty(301, 72), total, torch.empty(256, 320, dtype=h.dtype), torch.empty(256, 72, dtype=h.dtype)
-            )
+                hopper.launch_scores(wide, rows, slice(0, 301), scale, torch.empty(30 * 130), e)
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
         for dtype in (torch.bfloat16, torch.float16):

@@ -14,8 +14,6 @@ from hebbian_softmax.loss.problem import Problem
 pytest.importorskip("triton", reason="the kernels need Triton")
 hopper = pytest.importorskip("hebbian_softmax.loss.gpu.hopper")
 scores = pytest.importorskip("hebbian_softmax.loss.gpu.scores")
-faster = pytest.importorskip("hebbian_softmax.loss.gpu.hopper.scores")
-weight = pytest.importorskip("hebbian_softmax.loss.gpu.hopper.weight")
 on_hopper = pytest.mark.skipif(
     not (torch.cuda.is_available() and hopper.runs_on(torch.device("cuda", 0))),
     reason="needs an H100 or H200, and a version of Triton in which the kernels were tried",
@@ -24,7 +22,6 @@ WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
 """Numbers of features: up to 576 one kernel is used, beyond that the other one."""
 SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333), (40_000, 100)
 """In the last one each 128 rows have one tile, and a program has several of them."""
-PRODUCTS = (128, 64, 8), (128, 320, 256), (256, 1024, 264), (640, 5056, 512), (1408, 704, 1032)
 OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
 
 
@@ -61,7 +58,7 @@ def compute(
     n, v = rows.stop - rows.start, classes.stop - classes.start
     e = torch.full((padded(n, TILE_ROWS), padded(v, PADDING)), torch.nan, device="cuda", dtype=torch.bfloat16)
     partial = scores.room_for_sums(problem, n, v).fill_(torch.nan)
-    parts = faster.launch_scores(problem, rows, classes, shift, partial, e if store else None)
+    parts = hopper.launch_scores(problem, rows, classes, shift, partial, e if store else None)
     return (e if store else None), partial[: parts * n].view(parts, n).sum(0)
 
 
@@ -126,45 +123,12 @@ def test_always_the_same(d: int) -> None:
         assert torch.equal(sums, same)
 
 
-@pytest.mark.gpu
-@on_hopper
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("size", PRODUCTS, ids=str)
-def test_the_product_of_the_weight(size: tuple[int, int, int], adds: bool, dtype: torch.dtype) -> None:
-    rows, width, d = size
-    e, h = torch.rand(rows, width, device="cuda").bfloat16(), torch.randn(rows, d, device="cuda").bfloat16()
-    classes = width - 5
-    total = torch.randn(classes, d, device="cuda") if adds else None
-    exact = e[:, :classes].double().T @ h.double() + (0 if total is None else total.double())
-    out = torch.full((classes, d), torch.nan, device="cuda", dtype=dtype)
-    weight.launch_weight(out, total, e, h)
-    # Sums are in float32, and rounded once.
-    bound = (e[:, :classes].double().T @ h.double().abs()) * 2**-20 + exact.abs() * torch.finfo(dtype).eps
-    assert ((out.double() - exact).abs() <= bound + 1e-6).all()
-    if total is not None:
-        weight.launch_weight(total, total, e, h)  # in place
-        assert torch.equal(total.to(dtype), out)
-
-
-@pytest.mark.gpu
-@on_hopper
-def test_the_product_of_the_weight_is_always_the_same() -> None:
-    e, h = torch.rand(512, 20_032, device="cuda").bfloat16(), torch.randn(512, 1024, device="cuda").bfloat16()
-    total = torch.randn(20_011, 1024, device="cuda")
-    first, again = torch.empty_like(total), torch.empty_like(total)
-    weight.launch_weight(first, total, e, h)
-    for _ in range(40):
-        weight.launch_weight(again, total, e, h)
-        assert torch.equal(first, again)
-
-
 @pytest.mark.parametrize("classes", [1, 127, 129, 5000, 267_735])
 @pytest.mark.parametrize("rows", [1, 128, 300, 1408, 4096, 5120, 20_000])
 def test_division_among_programs(rows: int, classes: int) -> None:
     """Every program has a tile, the programs with tiles of 128 rows are as many as said, and the sums have room."""
     processors = 132
-    programs, runs = faster.divided(rows, classes, processors)
+    programs, runs = hopper.divided(rows, classes, processors)
     blocks, columns = -(-rows // 128), -(-classes // 128)
     tiles = blocks * columns
     begins = [program * tiles // programs for program in range(programs + 1)]

@@ -6,7 +6,7 @@ While a tile of logits is still in registers, in float32, it becomes
     E_{iv} = e^{z_{iv} - m_i} \quad (v \ne y_i), \qquad s_i = \sum_{v \ne y_i} E_{iv}
 
 with a shift m for each row, and only E is stored, in the dtype of the inputs, and the sum of each tile and row. The
-kernel here has every option. On H100 and H200 GPUs those of :mod:`hebbian_softmax.loss.gpu.hopper.scores` are faster.
+kernel here has every option. On H100 and H200 GPUs those of :mod:`hebbian_softmax.loss.gpu.hopper` are faster.
 
 Kernels keep shifts and logits in units of log 2, because the hardware has exp2. They are not specialised on sizes that
 change from batch to batch, so that no batch waits for a compilation.
@@ -38,9 +38,9 @@ def launch_scores(
 
     Return how many sums there are of each row.
     """
-    hopper = _triton.load("loss.gpu.hopper")
-    if hopper is not None and hopper.runs_on(problem.input.device) and problem.softcap is None:
-        parts: int = _triton.load("loss.gpu.hopper.scores").launch_scores(problem, chunk, classes, shift, partial, e)
+    hopper = _triton.load("loss.gpu.hopper") if problem.softcap is None else None
+    if hopper is not None and hopper.runs_on(problem.input.device):
+        parts: int = hopper.launch_scores(problem, chunk, classes, shift, partial, e)
         return parts
     rows: int = chunk.stop - chunk.start
     width: int = classes.stop - classes.start

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hebbian_softmax import _triton
 from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_ROWS, Schedule, padded
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 
@@ -49,9 +48,6 @@ class Sums:
             once = schedule.rows >= rows and needs.weight == h.dtype  # A single product is rounded once either way.
             dtype = h.dtype if once else torch.float32
             self.weight = h.new_empty(padded(classes, PADDING), features, dtype=dtype)
-            self._rounds = dtype != needs.weight
-            self.rounded: Tensor | None = None
-            """dW in half precision, where the kernel that adds the last chunk also rounds."""
         if needs.bias is not None:
             self.bias = h.new_zeros(classes, dtype=torch.float32)
         if rows == 0 and self.weight is not None:
@@ -73,13 +69,7 @@ class Sums:
             whole = span == self.weight.shape[0]
             out = self.weight if whole else self.weight[classes.start : classes.start + span]
             e = _first(self.e, reach)
-            e, h, first = e if whole else e[:, :span], _first(self.scaled, reach), chunk.start == 0
-            own = _own_product(e, h)
-            if own is None:
-                add_product(out, e.T, h, first)
-            else:
-                last = chunk.stop == self.problem.input.shape[0]
-                own(self._rounded(classes) if last and self._rounds else out, None if first else out, e, h)
+            add_product(out, (e if whole else e[:, :span]).T, _first(self.scaled, reach), first=chunk.start == 0)
         if self.bias is not None:
             column_sums[(-(-width // 128),)](
                 self.e, self.factor, self.bias[classes], chunk.start, rows, width, self.e.stride(0),
@@ -133,17 +123,9 @@ class Sums:
 
     def gradients(self) -> Gradients:
         """Return the gradients, each in the dtype in which it is wanted."""
-        weight = self.weight
-        if weight is not None:
-            weight = _first(weight, self.problem.weight.shape[0]) if self.rounded is None else self.rounded
+        weight = None if self.weight is None else _first(self.weight, self.problem.weight.shape[0])
         pairs = ((self.input, self.needs.input), (weight, self.needs.weight), (self.bias, self.needs.bias))
         return Gradients(*(None if total is None else total.to(dtype) for total, dtype in pairs))
-
-    def _rounded(self, classes: slice) -> Tensor:
-        """Return the rows of ``rounded`` for these classes."""
-        if self.rounded is None:
-            self.rounded = self.e.new_empty(self.problem.weight.shape)
-        return self.rounded[classes]
 
     def _part(self, classes: slice) -> int:
         """Return how many classes each of the products takes."""
@@ -159,15 +141,6 @@ class Sums:
 def _first(matrix: Tensor, rows: int) -> Tensor:
     """Return the first rows of a matrix, without making a view where they are all."""
     return matrix if matrix.shape[0] == rows else matrix[:rows]
-
-
-def _own_product(e: Tensor, h: Tensor) -> Any:
-    """Return the kernel that adds Eᵀ h to dW, where there is one that is faster than cuBLAS."""
-    hopper = _triton.load("loss.gpu.hopper")
-    if hopper is None or not hopper.runs_on(e.device):
-        return None
-    weight = _triton.load("loss.gpu.hopper.weight")
-    return weight.launch_weight if weight.suits(e.shape[0], h.shape[1]) else None
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, first: bool) -> None:

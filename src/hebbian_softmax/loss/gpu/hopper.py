@@ -8,12 +8,18 @@ further warp copies the operands into shared memory ahead of both.
   by, and the groups take turns with tiles of 128 × 128.
 - ``streamed`` is for more. Both groups work on the same tile of 128 rows by 256 classes, each on 64 rows, so that every
   operand is copied once. Nothing but the number of copies that fit keeps the groups from drifting apart.
+
+They are written in Gluon, Triton's language for kernels whose layouts, copies and barriers are explicit. It is
+experimental, so with versions in which these kernels were not tried, this module cannot be imported.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
+import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,17 +31,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from hebbian_softmax._triton import processors
-from hebbian_softmax.loss.gpu.hopper import SHARED_MEMORY, descriptor
+from hebbian_softmax._triton import is_hopper, processors
 from hebbian_softmax.loss.gpu.schedule import padded
 from hebbian_softmax.loss.gpu.scores import LOG2E, of_classes
 from hebbian_softmax.loss.problem import Problem
 
+TRIED = ("3.6.",)
+"""The versions of Triton in which the kernels were tried."""
+if not triton.__version__.startswith(TRIED):
+    raise ImportError(f"the kernels for H100 and H200 were not tried with Triton {triton.__version__}")
+
+SHARED_MEMORY = 227 * 1024
+"""The bytes of shared memory that a program may have."""
 _STAGE = 128 * 64 * 2
 """The bytes of one copy of 128 rows by 64 features."""
 _MOST_RESIDENT = 9
 """The most copies of activations that stay in shared memory: three of the matrix and one for each group are needed."""
+
+
+@cache
+def runs_on(device: torch.device) -> bool:
+    """Return whether the kernels run on ``device``: its matrix unit must be that of the Hopper generation."""
+    on_gpu = device.type == "cuda" and is_hopper(device, SHARED_MEMORY)
+    return on_gpu and torch.cuda.get_device_properties(device).major == 9
 
 
 def launch_scores(
@@ -62,12 +82,12 @@ def launch_scores(
         stages = min((SHARED_MEMORY - 1024) // _STAGE - 2 - blocks, 6)
         programs, runs = divided(rows, width, processors(problem.input.device))
         resident[(programs,)](
-            descriptor(problem.input, 128, 64), descriptor(w, 128, 64), descriptor(out, 128, 64, height),
+            _descriptor(problem.input, 128, 64), _descriptor(w, 128, 64), _descriptor(out, 128, 64, height),
             bias, prior, problem.column, shift, partial, *numbers, runs, BLOCKS=blocks, STAGES=stages, **switches,
         )  # fmt: skip
         return 2 * runs
     streamed[(processors(problem.input.device),)](
-        descriptor(problem.input, 64, 64), descriptor(w, 256, 64), descriptor(out, 64, 128, height),
+        _descriptor(problem.input, 64, 64), _descriptor(w, 256, 64), _descriptor(out, 64, 128, height),
         bias, prior, problem.column, shift, partial, *numbers, blocks, STAGES=4, GROUP=16, **switches,
     )  # fmt: skip
     return -(-width // 256)
@@ -90,6 +110,17 @@ def divided(rows: int, classes: int, processors: int) -> tuple[int, int]:
     if even * blocks >= 0.94 * processors:
         return even * blocks, even
     return processors, even + 2
+
+
+def _descriptor(matrix: Tensor, rows: int, columns: int, height: int | None = None) -> Any:
+    """Return the descriptor of a matrix, or of its first ``height`` rows, in tiles of rows × columns."""
+    shape = [matrix.shape[0] if height is None else height, matrix.shape[1]]
+    return TensorDescriptor(matrix, shape, [matrix.stride(0), 1], [rows, columns], _layout(rows, columns))
+
+
+@cache
+def _layout(rows: int, columns: int) -> Any:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
 
 
 @gluon.jit
