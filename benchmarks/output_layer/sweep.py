@@ -5,6 +5,9 @@
 Prints every problem with the times of all, marks those where auto is more than 5 % slower than the best, and the number
 of logits up to which ``reference`` should be taken so that the worst problem is slowed down least. ``eager`` is
 ``F.cross_entropy(F.linear(h, W), y)`` with the logits in the dtype of W; ours returns the loss in float32.
+
+On a GPU two times are told apart. That of the device is measured while the host is far ahead, as it is in the midst of
+a training step: the device sleeps until everything is launched. That of the host is what it takes to launch a run.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -21,15 +26,25 @@ import torch
 from torch import Tensor
 
 from benchmarks.output_layer import report
-from benchmarks.output_layer.contenders import Contender, Loss, eager, plain
-from benchmarks.output_layer.measuring import Entry, free_memory, measure, reason_of
-from benchmarks.output_layer.problems import Spec, draw
+from benchmarks.output_layer.contenders import Contender, Loss, Run, eager, plain
+from benchmarks.output_layer.measuring import (
+    between_ms,
+    free_memory,
+    mark,
+    reason_of,
+    repeats_within,
+    seconds_of,
+    synchronize,
+)
+from benchmarks.output_layer.problems import Problem, Spec, draw
 from hebbian_softmax.loss import linear_cross_entropy
 
 LIMIT = 1.05
 """Auto may take this many times as long as the best."""
 ENGINES = ("triton", "chunked")
 """What auto takes for problems that are not small: the first that runs."""
+LEAST_TURN, MOST_HOST = 0.004, 0.003
+"""The seconds that short runs are repeated in a turn, and the most that a host takes to launch one."""
 WIDTHS = {"cuda": (512, 64, 1_024, 4_096), "cpu": (128, 64, 512)}
 """Numbers of features; the first is measured in every dtype."""
 CLASSES = {"cuda": (1_000, 10_000, 32_768, 128_256, 267_735, 1_000_000), "cpu": (1_000, 10_000, 33_278, 100_000)}
@@ -71,8 +86,42 @@ CONTENDERS = [
 ]
 
 
-def milliseconds(entries: list[Entry]) -> dict[str, float]:
-    return {entry.contender: entry.ms for entry in entries if entry.ms is not None}
+def measure(problem: Problem, device: str, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the milliseconds of a forward and backward pass of each contender, on the device and on its host.
+
+    They take turns. On a CPU there is one time, and it is returned twice. A contender that does not run is left out.
+    """
+    runs: dict[str, Run] = {}
+    each: dict[str, float] = {}
+    for contender in CONTENDERS:
+        try:
+            run, _ = contender.build(problem)
+            run()
+            each[contender.name] = min(seconds_of(run, device) for _ in range(2))
+            runs[contender.name] = run
+        except Exception as error:
+            if "not available" not in str(error):
+                print(f"{problem.spec.title()}, {contender.name}: {reason_of(error)}", file=sys.stderr)
+            free_memory(device)
+    on_device: dict[str, list[float]] = {name: [] for name in runs}
+    on_host: dict[str, list[float]] = {name: [] for name in runs}
+    chance = random.Random(0)
+    rounds = repeats_within(seconds * len(runs), sum(max(t, LEAST_TURN) for t in each.values()), least=3, most=9)
+    for _ in range(rounds):
+        for name in chance.sample(list(runs), len(runs)):
+            burst = repeats_within(LEAST_TURN, each[name], least=1, most=8)
+            synchronize(device)
+            if device == "cuda":
+                torch.cuda._sleep(int(2e9 * 1.5 * burst * min(each[name], MOST_HOST)))  # type: ignore[no-untyped-call]
+            began, start = time.perf_counter(), mark(device)
+            for _ in range(burst):
+                runs[name]()
+            end, launched = mark(device), 1e3 * (time.perf_counter() - began) / burst
+            synchronize(device)
+            on_device[name].append(between_ms(start, end) / burst)
+            on_host[name].append(launched)
+    medians = [{name: statistics.median(found) for name, found in times.items()} for times in (on_device, on_host)]
+    return medians[0], medians[1]
 
 
 def slowdown(times: dict[str, float], chosen: str) -> float:
@@ -106,15 +155,15 @@ def best_threshold(measured: list[tuple[Spec, dict[str, float]]]) -> tuple[float
     return threshold, worst, count
 
 
-def line(spec: Spec, times: dict[str, float], entries: list[Entry]) -> str:
-    cells = [f"{times[c.name]:9.3f}" if c.name in times else f"{'-':>9}" for c in CONTENDERS]
-    late = slowdown(times, "auto") if "auto" in times else float("nan")
-    best = min(times, key=lambda name: times[name]) if times else "-"
-    host = next((e.host_ms for e in entries if e.contender == "auto" and e.host_ms is not None), float("nan"))
-    mark = " <-- slower" if late > LIMIT else ""
+def line(spec: Spec, on_device: dict[str, float], on_host: dict[str, float], device: str) -> str:
+    """Return one row of the table: the times on the device, auto's slowdown, and on a GPU the times on the host."""
     dtype = str(spec.dtype).removeprefix("torch.")
-    size = f"{spec.name:<26} {dtype:<9} {spec.n * spec.classes / 1e6:9.2f}"
-    return f"{size} {' '.join(cells)} {late:6.2f} {host:7.2f}  {best}{mark}"
+    text = f"{spec.name:<26} {dtype:<9} {spec.n * spec.classes / 1e6:9.2f}"
+    for times in (on_device, on_host) if device == "cuda" else (on_device,):
+        cells = [f"{times[c.name]:9.3f}" if c.name in times else f"{'-':>9}" for c in CONTENDERS]
+        late = slowdown(times, "auto") if "auto" in times else float("nan")
+        text += f" {' '.join(cells)} {late:6.2f}{'!' if late > LIMIT else ' '}"
+    return text
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -138,8 +187,10 @@ def main(arguments: list[str] | None = None) -> None:
         grid = [grid[i * len(grid) // options.most] for i in range(options.most)]
     head = report.header(options.device, options.commit, "python -m benchmarks.output_layer.sweep")
     print("\n".join(f"{key}: {value}" for key, value in head.items() if value is not None))
-    print(f"{'N x d x V':<26} {'':<9} {'Mlogits':>9} " + " ".join(f"{c.name:>9}" for c in CONTENDERS), end="")
-    print(f" {'auto/best':>6} {'host':>6}  best   (ms)", flush=True)
+    names = " ".join(f"{c.name:>9}" for c in CONTENDERS) + f" {'':6} "
+    two = options.device == "cuda"
+    print(f"{'milliseconds':<26} {'':<9} {'':>9} {'on the device':<{len(names) + 1}}{'on the host' if two else ''}")
+    print(f"{'N x d x V':<26} {'':<9} {'Mlogits':>9} {names}{' ' + names if two else ''}", flush=True)
     started = time.monotonic()
     measured: list[tuple[Spec, dict[str, float]]] = []
     records: list[dict[str, Any]] = []
@@ -148,17 +199,18 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"budget of {options.budget:g} s spent: {len(grid) - i} of {len(grid)} problems left out")
             break
         try:
-            entries = measure(CONTENDERS, draw(spec, options.device), None, options.device, options.seconds)
+            on_device, on_host = measure(draw(spec, options.device), options.device, options.seconds)
         except Exception as error:
             print(f"{spec.title()}: {reason_of(error)}")
-            free_memory(options.device)
             continue
-        records += [report.record_of(entry, entries) for entry in entries]
-        times = milliseconds(entries)
-        measured.append((spec, times))
-        print(line(spec, times, entries), flush=True)
+        finally:
+            free_memory(options.device)
+        sizes = {"n": spec.n, "features": spec.features, "classes": spec.classes, "dtype": str(spec.dtype)}
+        records.append(sizes | {"device_ms": on_device, "host_ms": on_host})
+        measured.append((spec, on_device))
+        print(line(spec, on_device, on_host, options.device), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(head | {"entries": records}, indent=1) + "\n")
+            options.json.write_text(json.dumps(head | {"problems": records}) + "\n")
     for dtype in DTYPES[options.device]:
         some = [(spec, times) for spec, times in measured if spec.dtype == dtype]
         if not some:
@@ -166,8 +218,9 @@ def main(arguments: list[str] | None = None) -> None:
         now = [slowdown(times, "auto") for _, times in some if "auto" in times]
         threshold, worst, count = best_threshold(some)
         print(
-            f"{str(dtype).removeprefix('torch.')}: auto now more than 5 % slower in {sum(s > LIMIT for s in now)} of "
-            f"{len(now)}, worst {max(now, default=1.0):.2f}; best threshold {threshold / 1e6:g} million logits "
+            f"{str(dtype).removeprefix('torch.')}, by the device: auto now more than 5 % slower in "
+            f"{sum(s > LIMIT for s in now)} of {len(now)}, worst {max(now, default=1.0):.2f}; "
+            f"best threshold {threshold / 1e6:g} million logits "
             f"({threshold / 2**18:g} x 2^18): {count} slower, worst {worst:.2f}"
         )
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
