@@ -110,6 +110,12 @@ class NaiveHead:
     running: Running
     scale: float | str
     center: bool
+    start: int
+    fade: bool
+    since: list[int]
+    """Occurrences of each class since writing began."""
+    highest: float = 0.0
+    """The highest learning rate of the optimizer, as far as the head was attached to it."""
     lr: float = 0.0
     momentum: float = 0.0
     velocity: dict[str, Tensor] = field(default_factory=dict)
@@ -145,6 +151,9 @@ class NaiveHead:
             Running(torch.zeros(head.in_features, dtype=torch.float64)),
             head.scale,
             head.center,
+            head.start,
+            head.fade,
+            [0] * head.num_classes,
         )
 
     @property
@@ -248,6 +257,8 @@ class NaiveHead:
             self._saw(self.parameters[name], self.lr * gradient)
         if not self.attached:
             return (False,)
+        if self.fade:
+            self.highest = max(self.highest, self.lr)
         self.lose(self.unclaimed)
         if self.gradients["weight"] is None and not self.frozen:
             return (False,)
@@ -257,12 +268,14 @@ class NaiveHead:
             self.came = self.asked = self.unsure = False
         for call in self.pending:
             call.state = State.WRITTEN
-        self.write([(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)])
+        pairs = [(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)]
+        strength = self.lr / self.highest if self.fade and self.highest else 1.0
+        self.write(pairs, self.start, strength)
         self.pending = []
         return warns
 
-    def write(self, pairs: list[tuple[Tensor, int]]) -> None:
-        """Make one iteration of Algorithm 1 after its gradient step."""
+    def write(self, pairs: list[tuple[Tensor, int]], start: int = 0, strength: float = 1.0) -> None:
+        """Make one iteration of Algorithm 1 after its gradient step; without more, the write of ``memorize``."""
         limit = torch.finfo(self.wide()).max
         known = [(h.double(), target) for h, target in pairs if target != IGNORED]
         kept = [(h, target) for h, target in known if math.hypot(*h.tolist()) <= limit]
@@ -271,6 +284,7 @@ class NaiveHead:
             return
         h, targets = torch.stack([h for h, _ in kept]), torch.tensor([target for _, target in kept])
         theta, running = self.parameters["weight"], self.running
+        begun = running.batches >= start
         center = running.mean if self.center else torch.zeros_like(running.mean)
         if self.scale == "match":
             first = running.row_batches == 0
@@ -280,8 +294,11 @@ class NaiveHead:
         scale = running.scale() if self.scale == "match" else float(self.scale)
         gamma, last = self.oracle.gamma, self.oracle.limit
         self.oracle.rate = lambda count, n: paper_rate(count, gamma, last) if self.memorizing else 0.0
+        self.oracle.factor = lambda i: 0.0 if not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)
+        for target in targets.tolist():
+            self.since[target] += int(begun and self.memorizing)
 
     def _saw(self, *values: Tensor) -> None:
         self.size = max([self.size, *(_largest(value) for value in values)])
@@ -305,6 +322,7 @@ class NaiveHead:
     def grow(self, rows: Tensor) -> None:
         n = len(rows)
         self.oracle.counts += [0] * n
+        self.since += [0] * n
         for name, new in {"weight": rows.double(), "bias": torch.zeros(n, dtype=torch.float64)}.items():
             if name in self.parameters:
                 self.parameters[name] = torch.cat([self.parameters[name], new])
@@ -334,6 +352,9 @@ class NaiveHead:
             running,
             self.scale,
             self.center,
+            self.start,
+            self.fade,
+            list(self.since),
             nonfinite=self.nonfinite,
         )
 
@@ -341,7 +362,7 @@ class NaiveHead:
         """Take over what a state dict holds; gradients and what is pending stay."""
         other = saved.saved()
         self.parameters, self.oracle, self.running = other.parameters, other.oracle, other.running
-        self.nonfinite = other.nonfinite
+        self.nonfinite, self.since = other.nonfinite, other.since
         self.parameters = {name: value.to(self.dtype).double() for name, value in self.parameters.items()}
 
     # Comparison
@@ -351,6 +372,7 @@ class NaiveHead:
         assert next(head.parameters()).dtype == self.dtype
         assert head.running.mean.dtype == head.running.norms.dtype == self.wide()
         assert head.counts.tolist() == self.oracle.counts
+        assert head.since_start.tolist() == self.since
         assert int(head.nonfinite_count) == self.nonfinite
         assert head.running.batches.tolist() == [self.running.row_batches, self.running.batches]
         running = self.running

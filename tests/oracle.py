@@ -27,6 +27,8 @@ class Oracle:
         self.counts = [0] * classes
         self.gamma, self.limit = gamma, limit
         self.rate: Callable[[int, int], float] = lambda count, n: paper_rate(count, gamma, limit)
+        self.factor: Callable[[int], float] = lambda i: 1.0
+        """What the rate of class i is multiplied by."""
 
     def update(self, theta: Tensor, h: Tensor, y: Tensor) -> Tensor:
         """Return θ_{t+1} for θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
@@ -34,7 +36,7 @@ class Oracle:
         for i in range(theta.shape[0]):
             n = sum(1 for label in y.tolist() if label == i)
             if n > 0:
-                rate = self.rate(self.counts[i], n)
+                rate = self.rate(self.counts[i], n) * self.factor(i)
                 mean = torch.zeros(theta.shape[1], dtype=theta.dtype)
                 for j in range(len(y)):
                     if int(y[j]) == i:

@@ -333,7 +333,10 @@ class SideBySide:
         self.optimizer = torch.optim.SGD(
             self.head.parameters(), lr=0.1, momentum=momentum, foreach=how == "foreach", fused=fused
         )
-        self.model.lr, self.model.momentum, self.model.velocity = 0.1, momentum, {}
+        self.model.lr, self.model.momentum, self.model.velocity, self.model.highest = 0.1, momentum, {}, 0.0
+
+    def change_learning_rate(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = self.model.lr = lr
 
     def attach(self, **options: bool) -> None:
         handle = self.head.attach(self.optimizer, **options)
@@ -365,7 +368,7 @@ class SideBySide:
         old = self._replace_head(head)
         self.make_optimizer(optimizer | {"momentum": old.momentum})
         self.optimizer.load_state_dict(state["optimizer"])
-        self.model.velocity = old.velocity
+        self.model.velocity, self.model.lr, self.model.highest = old.velocity, old.lr, old.highest
         self.attach()
 
     def copy(self, optimizer: Drawn | None) -> None:
@@ -378,6 +381,7 @@ class SideBySide:
         if optimizer is None:
             self.optimizer = copied
             self.model.lr, self.model.momentum, self.model.velocity = old.lr, old.momentum, old.velocity
+            self.model.highest = old.highest
         else:
             self.make_optimizer(optimizer)
         self.attach()

@@ -90,6 +90,22 @@ def test_step_and_write_in_one_are_a_step_and_a_write(name: str, options: str, d
     assert int(ways.found["head"].counts.sum()) == 4 * 8
 
 
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+@both
+def test_writes_that_begin_later_and_fade(name: str, as_tensor: bool, device: str) -> None:
+    ways = ThreeWays(name, device, start=1, fade=True, limit=50)
+    rates = [0.0, 0.02, 0.01, 0.004]
+    for number, rate in enumerate(rates):
+        for net, optimizer in ways:
+            for group in optimizer.param_groups:
+                group["lr"] = torch.tensor(rate, device=device) if as_tensor else rate
+            train(net, optimizer, range(number, number + 1))
+        ways.check()
+    for optimizer in ways.optimizers:
+        assert float(optimizer.param_groups[0]["highest_lr"]) == pytest.approx(0.02)
+    assert int(ways.found["head"].since_start.sum()) == 3 * 8
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
     [

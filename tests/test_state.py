@@ -67,7 +67,7 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = HebbianSoftmax(4, 6, bias=True, **OK)
-    memory = ["counts", "nonfinite_count", "filled", "running.mean", "running.norms", "running.batches"]
+    memory = ["counts", "since_start", "nonfinite_count", "filled", "running.mean", "running.norms", "running.batches"]
     assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 

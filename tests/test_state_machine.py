@@ -60,6 +60,8 @@ class Machine(SideBySide, RuleBasedStateMachine):
         limit=st.sampled_from([0, 2, 5, 50]),
         scale=st.sampled_from(["match", 1.0, 0.5]),
         center=st.booleans(),
+        start=st.sampled_from([0, 0, 3]),
+        fade=st.booleans(),
         dtype=st.sampled_from([torch.float64, *DTYPES]),
         optimizer=optimizers,
     )
@@ -161,6 +163,10 @@ class Machine(SideBySide, RuleBasedStateMachine):
         else:
             nn.utils.clip_grad_norm_(self.head.parameters(), 0.1, foreach=how == "clip with foreach")
         self.adopt_gradients()
+
+    @rule(lr=st.sampled_from([0.1, 0.05, 0.0, 0.2]))
+    def schedule(self, lr: float) -> None:
+        self.change_learning_rate(lr)
 
     @precondition(lambda self: self.weight.grad is not None or self.model.frozen)
     @rule()

@@ -82,7 +82,7 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
                 parameter.register_hook(partial(_check_gradient, weakref.ref(parameter)))
             for optimizer in optimizers:
                 _grow_state(optimizer, parameter, old, n)
-    head.counts = appended(head.counts, head.counts.new_zeros(n))
+    head.counts, head.since_start = (appended(each, each.new_zeros(n)) for each in (head.counts, head.since_start))
     for module in (head, *sharers):
         _follow(module, weight.shape[0])
     if pending is not None:

@@ -58,6 +58,10 @@ class HebbianSoftmax(nn.Linear):
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
             norm of the activations, both as running values.
         center: whether to subtract the running mean of the activations from what is written.
+        start: the number of batches after which steps begin to write, because features are random at first; counting
+            goes on meanwhile. :meth:`memorize` always writes.
+        fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had, so that
+            writes fade with a schedule. The first write of a class after ``start`` does not fade.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
     ``scale=1.0, center=False`` is the paper's literal rule.
@@ -74,6 +78,7 @@ class HebbianSoftmax(nn.Linear):
     """
 
     counts: Tensor
+    since_start: Tensor
     nonfinite_count: Tensor
     filled: Tensor
     running: RunningStatistics
@@ -96,6 +101,8 @@ class HebbianSoftmax(nn.Linear):
         objective: str | Objective = "l2",
         scale: float | str = "match",
         center: bool = True,
+        start: int = 0,
+        fade: bool = False,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -108,14 +115,16 @@ class HebbianSoftmax(nn.Linear):
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
         scale, center = checks.check_scale(scale), checks.check_flag("center", center)
+        start, fade = checks.check_integer("start", start, 0, LARGEST_COUNT), checks.check_flag("fade", fade)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
-        self.scale, self.center = scale, center
+        self.scale, self.center, self.start, self.fade = scale, center, start, fade
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
-        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
+        for name in ("counts", "since_start"):
+            self.register_buffer(name, torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.register_buffer("filled", state.signature(self.weight.device))
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
@@ -431,6 +440,7 @@ class HebbianSoftmax(nn.Linear):
         device, and whose buffers were neither loaded nor initialised, needs this call.
         """
         self.counts.copy_(state.check_counts(counts, self.num_classes))
+        self.since_start.zero_()
         self.nonfinite_count.zero_()
         self._nonfinite_told = 0
         self.running.reset()
@@ -450,7 +460,8 @@ class HebbianSoftmax(nn.Linear):
             rate += f", rate={self.rate!r}"
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, {rate}, bias={self.bias is not None}, "
-            f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}"
+            f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}, "
+            f"start={self.start}, fade={self.fade}"
         )
 
     def remembers(self, warn: bool = False) -> bool:
@@ -497,4 +508,5 @@ class HebbianSoftmax(nn.Linear):
         state.adopt_state(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._nonfinite_told = 0
-        self.counts = self.counts.long()  # with assign=True a state of another dtype is taken as it is
+        # With assign=True a state of another dtype is taken as it is.
+        self.counts, self.since_start = self.counts.long(), self.since_start.long()

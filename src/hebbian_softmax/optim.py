@@ -26,6 +26,7 @@ from hebbian_softmax.checks import check_number
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.write import kernels_can_write, kernels_suit, write
+from hebbian_softmax.write.timing import AT_ONCE
 
 if TYPE_CHECKING:
     from hebbian_softmax.attach.attachment import Attachment
@@ -146,17 +147,19 @@ class OnePass(torch.optim.Optimizer, ABC):
         assert bond is not None
         head, attachment = bond
         weight = attachment.weight
-        contents = attachment.take(self) or []
+        taken = attachment.take(self)
+        timing = AT_ONCE if taken is None else attachment.timing(head, self)
+        contents = taken or []
         self.has_written = True
         update = None if weight.grad is None else self._update(group, weight)
         if update is not None and kernels_can_write(head, contents, weight):
             self._row_step = self._row_step or _triton.load("write.gpu.step").RowStep()
-            self._row_step.step(head, weight, update, contents)
+            self._row_step.step(head, weight, update, contents, timing)
             return
         if update is not None:
             _triton.load("write.gpu.update").step_elements(weight, update)
         if contents:
-            write(head, contents, weight, None)
+            write(head, contents, weight, None, timing)
 
     def _prepare(self, p: Tensor) -> None:
         """Make the state of a parameter, or bring a loaded state to the device where it is needed."""

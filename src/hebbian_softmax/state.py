@@ -124,7 +124,9 @@ def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
         )
     if head.bias is not None and head.bias.shape[0] != rows:
         raise RuntimeError(f"head.weight has {rows} rows and head.bias {head.bias.shape[0]}; resize both")
-    head.counts = torch.cat([head.counts, head.counts.new_zeros(rows - counted)])
+    for name in ("counts", "since_start"):
+        old = getattr(head, name)
+        setattr(head, name, torch.cat([old, old.new_zeros(rows - counted)]))
     head.out_features = rows
     _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
 
@@ -161,6 +163,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
                 f"{key} of the loaded state is a plain tensor, and the head's is sharded over ranks; load the state "
                 "before sharding, or with set_model_state_dict and StateDictOptions(full_state_dict=True)"
             )
+    if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
+        state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
         raise ValueError(

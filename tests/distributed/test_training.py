@@ -60,6 +60,14 @@ def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> Non
     check(pool, how, Setup(head=head), [3, 5, 4])
 
 
+@pytest.mark.parametrize(("how", "optimizer"), [("ddp", "adam"), ("head", "sgd"), ("ddp", "one-pass")])
+def test_writes_that_begin_later_and_fade(pool: Pool, how: str, optimizer: str) -> None:
+    head = {"start": 2, "fade": True, "limit": 50}
+    alone = check(pool, how, Setup(head=head, optimizer=optimizer, decay=0.5), [3, 5, 4], steps=5)
+    assert alone["head.counts"].sum() == 5 * 12
+    assert alone["head.since_start"].sum() == 3 * 12
+
+
 @pytest.mark.parametrize("how", ["ddp", "root"])
 @two_or_three
 def test_tied_weights(pool: Pool, world_size: int, how: str) -> None:

@@ -37,6 +37,8 @@ class Setup:
     counts: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float64
     clip: float | None = None
+    decay: float = 1.0
+    """The factor on all learning rates after each step."""
     set_to_none: bool = True
     frozen: bool = False
     device: str = "cpu"
@@ -203,6 +205,8 @@ class Training:
         if self.setup.clip is not None:
             self.clip(self.setup.clip)
         self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            group["lr"] *= self.setup.decay
         self.optimizer.zero_grad(set_to_none=self.setup.set_to_none)
 
     def clip(self, norm: float) -> None:

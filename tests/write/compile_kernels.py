@@ -32,7 +32,7 @@ KERNELS = {
 def launch_everything() -> None:
     h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
-        {},
+        {"start": 1, "fade": True},
         {
             "objective": InnerProduct(),
             "dtype": torch.bfloat16,

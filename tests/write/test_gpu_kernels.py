@@ -27,6 +27,7 @@ from hebbian_softmax import (
 from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
 from hebbian_softmax.write.activations import Activations
+from hebbian_softmax.write.timing import AT_ONCE, Timing
 from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
 from tests.heads import assert_same_bits, unchanged
 from tests.interpreter import compile_apart, interpreted, quiet
@@ -52,14 +53,14 @@ def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.fl
     return Activations(h.to(device, dtype), y.to(device))
 
 
-def compare(head: HebbianSoftmax, batches: list[list[Activations]]) -> None:
+def compare(head: HebbianSoftmax, batches: list[list[Activations]], timing: Timing = AT_ONCE) -> None:
     """Write batches by kernels, by torch's operations, and by the same in float64, and compare them."""
     twin, exact = copy.deepcopy(head), copy.deepcopy(head).double()
     for calls in batches:
         assert kernels_suit(head, head.weight)
-        write(head, calls, head.weight, None)
-        in_torch.write(twin, calls, twin.weight, None)
-        in_torch.write(exact, calls, exact.weight, None)
+        write(head, calls, head.weight, None, timing)
+        in_torch.write(twin, calls, twin.weight, None, timing)
+        in_torch.write(exact, calls, exact.weight, None, timing)
         assert_states_as_close(head.state_dict(), twin.state_dict(), exact.state_dict())
 
 
@@ -115,6 +116,26 @@ REPEATED = {"scaled", "constant", "inverse, limited", "callable, expanded"}
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     sizes = (1, 14, 10)
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
+
+
+@pytest.mark.parametrize("rate", [None, scaled], ids=["paper's", "callable"])
+@pytest.mark.parametrize("strength", [(0.03, 0.1), "tensors", (0.0, 0.0)])
+def test_timing(
+    strength: tuple[float, float] | str, rate: Callable[[Tensor, Tensor], Tensor] | None, device: str
+) -> None:
+    lr, highest = (torch.tensor(each, device=device) for each in (0.03, 0.1)) if strength == "tensors" else strength
+    head = head_of(device, limit=50, rate=rate)
+    before = head.weight.detach().clone()
+    compare(head, [[batch(device, 14, CLASSES - 4)], [batch(device, 14, CLASSES - 4)]], Timing(2, lr, highest))
+    assert torch.equal(head.weight, before)
+    assert head.counts.sum() == 28
+    assert not head.since_start.any()
+    compare(head, [[batch(device, 14, CLASSES - 2)], [batch(device, 14)]], Timing(2, lr, highest))
+    assert head.since_start.sum() == 28
+    assert not torch.equal(head.weight, before)
+    head.memorizing = False
+    compare(head, [[batch(device, 5)]], Timing(2, lr, highest))
+    assert head.since_start.sum() == 28
 
 
 @pytest.mark.parametrize("rate", [PaperRate, InclusiveRate])
@@ -283,7 +304,7 @@ def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Te
     head = head_of(device, rate=rate)
     head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
     y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
-    runs = find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight)
+    runs = find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight, AT_ONCE)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
     assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())

@@ -21,6 +21,7 @@ from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.state import ensure_filled
 from hebbian_softmax.write import plain_copy, write
 from hebbian_softmax.write.activations import Activations, Call
+from hebbian_softmax.write.timing import Timing, begin_group, timing_of_step
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -43,6 +44,8 @@ class Attachment:
         if _torch.is_sharded(weight):
             kind = ShardedPending if weight.device_mesh == head.row_mesh else FsdpPending
             self.pending = kind(head, weight, optimizer)
+        if head.fade:
+            begin_group(_group_of(optimizer, weight))
         self.frozen_inputs = FrozenInputs(self.pending)
         self.calls_in_graphs = CallsInGraphs()
         register(head)
@@ -135,6 +138,10 @@ class Attachment:
             self.calls_in_graphs.after_step()
         return taken
 
+    def timing(self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer) -> Timing:
+        """Return the timing of the running step's write; a real step asks once, even if it has nothing to write."""
+        return timing_of_step(_group_of(optimizer, self.weight), head.start, head.fade)
+
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
         """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
         if self.weight.grad is None:
@@ -155,10 +162,12 @@ class Attachment:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(optimizer, "has_written", False):  # within this step: see hebbian_softmax.optim
             return
-        taken = self.take(optimizer)
-        head, group = self._head(), self.group()
-        if head is not None and taken is not None and (taken or group is not None or head.row_mesh is not None):
-            write(head, taken, self.weight, group)
+        taken, head = self.take(optimizer), self._head()
+        if head is None or taken is None:
+            return
+        timing, group = self.timing(head, optimizer), self.group()
+        if taken or group is not None or head.row_mesh is not None:
+            write(head, taken, self.weight, group, timing)
 
     def _weight_gradient(self, grad: Tensor) -> None:
         """Note that a gradient is about to be added to ``weight.grad``."""
@@ -239,6 +248,11 @@ def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
             "head.add_classes(n)"
         )
     return optimizer
+
+
+def _group_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:
+    """Return the parameter group that holds ``weight``."""
+    return next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

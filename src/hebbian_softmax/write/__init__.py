@@ -19,6 +19,7 @@ from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums
 from hebbian_softmax.write import in_torch
 from hebbian_softmax.write.activations import Activations, Call
+from hebbian_softmax.write.timing import AT_ONCE, Timing
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -29,7 +30,11 @@ _WIDEST = 16_384
 
 @torch.no_grad()
 def write(
-    head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor, group: dist.ProcessGroup | None
+    head: HebbianSoftmax,
+    contents: Sequence[Activations | ClassSums],
+    weight: Tensor,
+    group: dist.ProcessGroup | None,
+    timing: Timing = AT_ONCE,
 ) -> None:
     """Make one iteration of Algorithm 1 after its gradient step.
 
@@ -37,9 +42,9 @@ def write(
     """
     with record_function("hebbian_softmax::write"):
         if group is None and kernels_can_write(head, contents, weight):
-            _triton.load("write.gpu.rows").write(head, contents, weight)
+            _triton.load("write.gpu.rows").write(head, contents, weight, timing)
         else:
-            in_torch.write(head, contents, weight, group)
+            in_torch.write(head, contents, weight, group, timing)
 
 
 def kernels_can_write(head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor) -> bool:

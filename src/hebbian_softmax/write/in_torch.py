@@ -14,6 +14,7 @@ from hebbian_softmax._torch import is_sharded
 from hebbian_softmax.distributed import check_same_batch, join_counts, join_sums, own_rows, sum_over_shards
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, add_counts, merge_sums, mix_rows, sum_by_class
 from hebbian_softmax.write.activations import Activations
+from hebbian_softmax.write.timing import AT_ONCE, Timing
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -32,7 +33,11 @@ class _Shard(NamedTuple):
 
 @torch.no_grad()
 def write(
-    head: HebbianSoftmax, contents: Sequence[Activations | ClassSums], weight: Tensor, group: dist.ProcessGroup | None
+    head: HebbianSoftmax,
+    contents: Sequence[Activations | ClassSums],
+    weight: Tensor,
+    group: dist.ProcessGroup | None,
+    timing: Timing = AT_ONCE,
 ) -> None:
     """Advance counts, running values and rows by one iteration of Algorithm 1, over all ranks of ``group``.
 
@@ -47,8 +52,10 @@ def write(
     if classes.numel() == 0:
         head.nonfinite_count += nonfinite
         return
-    before = head.counts[classes]
-    rate = head.mixing_rate(before, n)
+    before, since = head.counts[classes], head.since_start[classes]
+    begun = head.running.batches_seen() >= timing.start
+    strength = timing.strength().to(since.device)
+    rate = head.mixing_rate(before, n) * begun * torch.where(since > 0, strength, 1)
     written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)
     if group is None:
         by_class, total, norms = sums.of(written), sums.total, sums.norms
@@ -64,6 +71,8 @@ def write(
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
         _write_rows(head, classes[written], centred * scale, rate[written], shard)
     head.counts[classes] = add_counts(before, n)
+    if head.memorizing:
+        head.since_start[classes] = torch.where(begun, add_counts(since, n), since)
     head.nonfinite_count += nonfinite
 
 

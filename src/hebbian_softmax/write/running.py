@@ -49,6 +49,10 @@ class RunningStatistics(nn.Module):
                 buffer.copy_(old)
             raise
 
+    def batches_seen(self) -> Tensor:
+        """Return how many batches of activations were taken in."""
+        return self.batches[_ACTIVATIONS]
+
     def knows_rows(self) -> bool:
         """Return whether the norm of familiar rows is known. Until it is, this reads from the device."""
         self._knows_rows = self._knows_rows or int(self.batches[_ROWS]) > 0

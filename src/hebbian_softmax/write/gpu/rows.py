@@ -12,29 +12,30 @@ from torch import Tensor
 
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.write.gpu import tile
-from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, counted, find_runs
+from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, count_run, find_runs
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
     from hebbian_softmax.write.activations import Activations
+    from hebbian_softmax.write.timing import Timing
 
 AS_IT_IS, INTO_BALL, ONTO_SPHERE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """OBJECTIVE: w* = h̄, h̄ projected into a ball, or h̄ stretched to a sphere."""
 
 
-def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor) -> None:
+def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor, timing: Timing) -> None:
     """Make one iteration of Algorithm 1 after its gradient step, as ``in_torch.write`` does."""
     with torch.cuda.device_of(weight):
-        runs = find_runs(head, contents, weight)
+        runs = find_runs(head, contents, weight, timing)
         if runs is None:
             return
         objective, radius = objective_of(head)
         write_rows_kernel[(runs.keys.numel(),)](
-            runs, head.counts, weight, head.in_features, float(radius),
+            runs, head.counts, head.since_start, weight, head.in_features, float(radius),
             MEMORIZING=head.memorizing, OBJECTIVE=objective, **tile(head.in_features),
         )  # fmt: skip
         # Autograd refuses to go back through values that have changed, so it must be told.
-        torch.autograd.graph.increment_version((weight, head.counts))
+        torch.autograd.graph.increment_version((weight, head.counts, head.since_start))
 
 
 def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
@@ -48,7 +49,7 @@ def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
 
 @triton.jit
 def write_rows_kernel(
-    runs, counts, weight, features, radius,
+    runs, counts, since_start, weight, features, radius,
     MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one sorted position in each program; at the start of a run count it and, where λ > 0, mix the row."""
@@ -56,7 +57,7 @@ def write_rows_kernel(
     n = tl.load(runs.n + position)
     if n > 0:
         key = tl.load(runs.keys + position).to(tl.int64)
-        tl.store(counts + key, counted(tl.load(runs.before + position), n))
+        count_run(runs, position, n, counts + key, since_start + key, MEMORIZING)
         if MEMORIZING:
             rate = tl.load(runs.rate + position)
             if rate > 0:

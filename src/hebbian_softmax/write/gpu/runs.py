@@ -20,6 +20,7 @@ from hebbian_softmax.write.gpu.update import Update, no_step, stepped
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
     from hebbian_softmax.write.activations import Activations
+    from hebbian_softmax.write.timing import Timing
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
@@ -53,12 +54,24 @@ class Runs(NamedTuple):
     """float32 (features,): what is subtracted from the mean of a run."""
     scale: Tensor
     """float32 (1,): the factor that the centred mean is multiplied by."""
+    begun: Tensor
+    """int32 (1,): whether writing has begun."""
+
+
+class Moment(NamedTuple):
+    """A ``Timing`` as the kernel takes it, with the occurrences of each class since writing began."""
+
+    since_start: Tensor
+    start: int
+    lr: float | Tensor
+    highest: float | Tensor
 
 
 def find_runs(
     head: HebbianSoftmax,
     contents: Sequence[Activations],
     weight: Tensor,
+    timing: Timing,
     update: Update | None = None,
     slots: Tensor | None = None,
 ) -> Runs | None:
@@ -76,24 +89,28 @@ def find_runs(
     keys, order = stable_sort(seen.keys, head.num_classes)
     before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
     rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
+    begun = many.new_empty(1)
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
     step, kind_of_step = no_step(weight) if update is None else update.arguments()
+    moment, on_device = _moment(head, timing)
     block = tile(features)["BLOCK"]
     row_parts = min(_ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     find_runs_kernel[(n + row_parts if match else n,)](
-        keys, head.counts, weight, before, many, rate, norms, head.running.batches, all_norms, all_rows, n, features,
-        head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots, step,
-        **kind_of_step, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
-        BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
+        keys, head.counts, weight, before, many, rate, norms, begun, head.running.batches, all_norms, all_rows, n,
+        features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
+        step, moment,
+        **kind_of_step, RATE=kind, LIMITED=limit is not None, FADE_TENSOR=on_device, MATCH=match,
+        SLOTS=slots is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
-        rate = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype).contiguous()  # not expanded
+        given = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
+        rate = given * torch.where(many > 0, rate, 0)  # where no run starts, the factor has no value
     blocks = _sums_of_blocks(head, h, keys, order, rate)
     # Last of all, so that a rate that raises has changed nothing.
     center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows)
-    return Runs(h, keys, order, blocks, before, many, rate, center, scale)
+    return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun)
 
 
 def _sums_of_blocks(head: HebbianSoftmax, h: Tensor, keys: Tensor, order: Tensor, rate: Tensor) -> Tensor:
@@ -119,6 +136,13 @@ def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
     return GIVEN.value, 0.0, None
 
 
+def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, bool]:
+    """Return the timing as arguments of the kernel, and whether its learning rates are tensors on the device."""
+    if isinstance(timing.lr, Tensor):
+        return Moment(head.since_start, *timing), True
+    return Moment(head.since_start, timing.start, float(timing.strength()), 1.0), False
+
+
 def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tensor, Tensor]:
     h = [each.h.to(device) for each in contents]
     targets = [each.targets.to(device) for each in contents]
@@ -129,10 +153,10 @@ def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tens
 
 @triton.jit
 def find_runs_kernel(
-    keys, counts, weight, before_out, n_out, rate_out, norm_out, batches, all_norms, all_rows, n, features, classes,
-    gamma, limit, slots, step,
-    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, MATCH: tl.constexpr,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    keys, counts, weight, before_out, n_out, rate_out, norm_out, begun_out, batches, all_norms, all_rows, n, features,
+    classes, gamma, limit, slots, step, moment,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr,
+    FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i] and ‖θ̂[i]‖, else n = 0.
 
@@ -147,6 +171,9 @@ def find_runs_kernel(
                 step, KIND, LR_TENSOR, BLOCK,
             )  # fmt: skip
             return
+    begun = tl.load(batches + 1) >= moment.start
+    if position == 0:
+        tl.store(begun_out, begun.to(tl.int32))
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
@@ -160,8 +187,10 @@ def find_runs_kernel(
             many += found
         if SLOTS:
             tl.store(slots + key, position)
+        rate = tl.where(begun, _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR), 0.0)
         if RATE != GIVEN:
-            tl.store(rate_out + position, _rate(before, many, gamma, limit, RATE, LIMITED))
+            rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
+        tl.store(rate_out + position, rate)
         if MATCH:
             if before > 0:
                 column = tl.arange(0, BLOCK)
@@ -170,6 +199,26 @@ def find_runs_kernel(
                 tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
     tl.store(n_out + position, many)
     tl.store(before_out + position, before)
+
+
+@triton.jit
+def _strength(moment, since, FADE_TENSOR: tl.constexpr):
+    """Return lr / highest of ``Timing.strength``, or 1 for a class that did not occur since writing began."""
+    if FADE_TENSOR:
+        lr, highest = tl.load(moment.lr).to(tl.float64), tl.load(moment.highest).to(tl.float64)
+        strength = tl.where(highest > 0, lr / tl.where(highest > 0, highest, 1.0), 1.0).to(tl.float32)
+    else:
+        strength = moment.lr / moment.highest
+    return tl.where(since > 0, strength, 1.0)
+
+
+@triton.jit
+def count_run(runs, position, n, count, since_start, MEMORIZING: tl.constexpr):
+    """Advance both counts of the class whose run starts at ``position``."""
+    tl.store(count, counted(tl.load(runs.before + position), n))
+    if MEMORIZING:
+        if tl.load(runs.begun) > 0:
+            tl.store(since_start, counted(tl.load(since_start), n))
 
 
 @triton.jit

@@ -13,12 +13,13 @@ from torch.profiler import record_function
 
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.rows import memory_of_run, mixed, objective_of
-from hebbian_softmax.write.gpu.runs import Runs, counted, find_runs
+from hebbian_softmax.write.gpu.runs import Runs, count_run, find_runs
 from hebbian_softmax.write.gpu.update import Update, step_elements, stepped, store_moments
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
     from hebbian_softmax.write.activations import Activations
+    from hebbian_softmax.write.timing import Timing
 
 
 class RowStep:
@@ -28,13 +29,15 @@ class RowStep:
         self._slots: Tensor | None = None
         """Where the run of each class starts, -1 where it has none; between steps all are -1."""
 
-    def step(self, head: HebbianSoftmax, weight: Tensor, update: Update, contents: Sequence[Activations]) -> None:
+    def step(
+        self, head: HebbianSoftmax, weight: Tensor, update: Update, contents: Sequence[Activations], timing: Timing
+    ) -> None:
         """Make the gradient step, and equation 3 on top of it; if the rate raises, make the gradient step alone."""
         slots, self._slots = self._empty_slots(weight), None  # an exception may leave entries: do not keep those
         with torch.cuda.device_of(weight):
             with record_function("hebbian_softmax::write"):
                 try:
-                    runs = find_runs(head, contents, weight, update, slots) if contents else None
+                    runs = find_runs(head, contents, weight, timing, update, slots) if contents else None
                 except Exception:
                     step_elements(weight, update)
                     raise
@@ -45,11 +48,11 @@ class RowStep:
             step_rows_kernel[(head.num_classes,)](
                 weight, copy, arguments, slots,
                 Runs(*[slots] * len(Runs._fields)) if runs is None else runs,  # without runs nothing reads them
-                head.counts, head.in_features, float(radius),
+                head.counts, head.since_start, head.in_features, float(radius),
                 **kind, COPY=keeper is not None, WRITE=runs is not None, MEMORIZING=head.memorizing,
                 OBJECTIVE=objective, **tile(head.in_features),
             )  # fmt: skip
-        torch.autograd.graph.increment_version((weight, copy, head.counts))
+        torch.autograd.graph.increment_version((weight, copy, head.counts, head.since_start))
         if keeper is not None:
             keeper.note(weight)
         self._slots = slots
@@ -63,7 +66,7 @@ class RowStep:
 
 @triton.jit
 def step_rows_kernel(
-    weight, copy, step, slots, runs, counts, features, radius,
+    weight, copy, step, slots, runs, counts, since_start, features, radius,
     KIND: tl.constexpr, LR_TENSOR: tl.constexpr, COPY: tl.constexpr, WRITE: tl.constexpr, MEMORIZING: tl.constexpr,
     OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +82,7 @@ def step_rows_kernel(
             tl.debug_barrier()  # every warp has read the slot
             tl.store(slots + row, -1)  # empty again for the next step
             n = tl.load(runs.n + position)
-            tl.store(counts + row, counted(tl.load(runs.before + position), n))
+            count_run(runs, position, n, counts + row, since_start + row, MEMORIZING)
             if MEMORIZING:
                 rate = tl.load(runs.rate + position)
                 if rate > 0:

@@ -1,0 +1,67 @@
+r"""When steps write, and how strongly: not before ``start``, and less as the learning rate falls.
+
+A step's write multiplies the rate of a class by a factor. With c the occurrences of the class since writing began, and
+lr the learning rate of the parameter group that holds the weight,
+
+.. math::
+    \lambda \leftarrow \lambda \cdot \mathbb{I}\{\text{batches seen before} \ge \mathit{start}\} \cdot
+    \begin{cases} 1 & c = 0 \\ \mathrm{lr} / \max \mathrm{lr} & \text{otherwise} \end{cases}
+
+The highest learning rate is kept in that group, so it is saved and loaded with the optimizer, and a new optimizer
+begins anew. What is written on demand, by ``memorize``, has the factor 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+HIGHEST_LR = "highest_lr"
+"""The key of a parameter group for the highest learning rate that it has had."""
+
+
+class Timing(NamedTuple):
+    """The moment of a write: from which batch on there are writes, and the learning rate beside the highest so far."""
+
+    start: int
+    lr: float | Tensor
+    highest: float | Tensor
+
+    def strength(self) -> Tensor:
+        """Return lr / highest in float64, or 1 where no learning rate was above 0; no device is waited for."""
+        lr, highest = (torch.as_tensor(each).double() for each in (self.lr, self.highest))
+        return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
+
+
+AT_ONCE = Timing(0, 1.0, 1.0)
+"""The timing of ``memorize``."""
+
+
+def begin_group(group: dict[str, Any]) -> None:
+    """Give a parameter group the key for its highest learning rate, so that loaders of checkpoints know it."""
+    lr = group.get("lr")
+    if HIGHEST_LR not in group and lr is not None:
+        group[HIGHEST_LR] = torch.zeros_like(lr) if _is_on_device(lr) else 0.0
+
+
+def timing_of_step(group: dict[str, Any], start: int, fade: bool) -> Timing:
+    """Return the timing of a step that is made with the learning rate of ``group``, and note that rate there."""
+    lr = group.get("lr")
+    if not fade or lr is None:
+        return Timing(start, 1.0, 1.0)
+    highest = group.get(HIGHEST_LR, 0.0)
+    if _is_on_device(lr):
+        if not isinstance(highest, Tensor) or highest.device != lr.device:
+            highest = torch.as_tensor(highest, dtype=lr.dtype, device=lr.device)
+        highest = group[HIGHEST_LR] = torch.maximum(highest, lr.detach(), out=highest)
+        return Timing(start, lr.detach(), highest)
+    lr, highest = float(lr), float(highest)
+    highest = group[HIGHEST_LR] = max(lr, highest)
+    return Timing(start, lr, highest)
+
+
+def _is_on_device(lr: float | Tensor) -> bool:
+    """Return whether a learning rate is a tensor whose value cannot be read without waiting."""
+    return isinstance(lr, Tensor) and lr.device.type != "cpu"
