@@ -165,14 +165,18 @@ def test_growth_with_a_fused_optimizer() -> None:
 
 
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("options", [{}, {"rate": lambda c, n: 1 / (1.0 + c)}, {"scale": 0.1, "objective": "ip"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rate": lambda c, n: 1 / (1.0 + c)}, {"scale": 0.1, "objective": "ip"}, {"start": 5, "fade": True}],
+)
 def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None:
     """Captured after three steps, then replayed with new data: the same training as without a graph."""
 
     def train(graphed: bool, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         torch.manual_seed(0)
         net, head = nn.Linear(16, 8).to("cuda", dtype), HebbianSoftmax(8, 50, **(OK | options)).to("cuda", dtype)
-        optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01, eps=1e-3, capturable=True)
+        lr = torch.tensor(0.01, device="cuda")
+        optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=lr, eps=1e-3, capturable=True)
         head.attach(optimizer)
         x, y = torch.empty(64, 16, device="cuda", dtype=dtype), torch.empty(64, device="cuda", dtype=torch.int64)
 
@@ -182,6 +186,7 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
             if clip:
                 nn.utils.clip_grad_norm_(head.parameters(), 0.1)
             optimizer.step()
+            lr.mul_(0.9)
 
         batches = [(torch.randn(64, 16), (torch.rand(64) ** 2 * 50).long()) for _ in range(10)]
         make_steps(step, (x, y), batches, graphed)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hebbian_softmax import _torch, checks, state
 from hebbian_softmax.attach import targets as target_context
-from hebbian_softmax.attach.attachment import Attachment
+from hebbian_softmax.attach.attachment import Attachment, warn_unattached
 from hebbian_softmax.attach.frozen import WeightInUse
 from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
 from hebbian_softmax.growth import grow
@@ -58,10 +58,9 @@ class HebbianSoftmax(nn.Linear):
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
             norm of the activations, both as running values.
         center: whether to subtract the running mean of the activations from what is written.
-        start: the number of batches after which steps begin to write, because features are random at first; counting
-            goes on meanwhile. :meth:`memorize` always writes.
-        fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had, so that
-            writes fade with a schedule. The first write of a class after ``start`` does not fade.
+        start: the number of batches before steps begin to write; features are random at first. Counting goes on.
+        fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
+            first write of a class after ``start`` does not fade.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
     ``scale=1.0, center=False`` is the paper's literal rule.
@@ -149,26 +148,17 @@ class HebbianSoftmax(nn.Linear):
         """
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
-        weight = checks.check_weight(linear)
-        head = cls(
-            linear.in_features,
-            linear.out_features,
-            gamma=gamma,
-            limit=limit,
-            bias=linear.bias is not None,
-            device="meta",
-            dtype=weight.dtype,
-            **options,
-        )
+        options |= {"gamma": gamma, "limit": limit, "bias": linear.bias is not None}
+        options |= {"device": "meta", "dtype": checks.check_weight(linear).dtype}
+        head = cls(linear.in_features, linear.out_features, **options)
         state.adopt_linear(head, linear, counts)
         return head.train(linear.training)
 
     def to_linear(self) -> nn.Linear:
         """Return a plain ``nn.Linear`` that has the parameters of this head, not copies of them.
 
-        This is the inverse of :meth:`from_linear`, for tools that know ``nn.Linear`` only. What is memorised is in the
-        rows, so the outputs are the same. The two share their parameters until one gets others: training one changes
-        both, and ``add_classes`` grows both.
+        This is the inverse of :meth:`from_linear`, for tools that know ``nn.Linear`` only. The outputs are the same,
+        and the two share their parameters until one gets others: training or growing one changes both.
 
         >>> head = HebbianSoftmax(8, 10, gamma=0.1, limit=50)
         >>> head.to_linear().weight is head.weight
@@ -183,8 +173,7 @@ class HebbianSoftmax(nn.Linear):
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
         """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
 
-        Classes that never occur are left out. γ is at most 1/2: the formula gives 1 where a class occurs once in an
-        epoch, and then every occurrence would overwrite the whole row. (The paper itself tried γ from 0.05 to 0.25.)
+        Classes that never occur are left out. γ is at most 1/2; with 1, every occurrence would overwrite the row.
 
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)
@@ -220,9 +209,8 @@ class HebbianSoftmax(nn.Linear):
         return total
 
     def forward(self, input: Tensor) -> Tensor:
-        if (
-            torch.compiler.is_compiling() and self.row_mesh is None
-        ):  # first, and without a look at the graph, so that this stays one graph
+        # First, and without a look at the graph, so that this stays one graph.
+        if torch.compiler.is_compiling() and self.row_mesh is None:
             if not self.in_context:
                 return super().forward(input)
             return target_context.linear_in_graph(input, self.weight, self.bias, self.graph_key)
@@ -395,7 +383,8 @@ class HebbianSoftmax(nn.Linear):
     def memorize(self, h: Tensor, targets: Tensor) -> None:
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
-        What is pending stays pending. With sharded rows, and with DDP on an attached head, every rank must call this.
+        What is pending stays pending, and neither ``start`` nor ``fade`` matters. With sharded rows, and with DDP on an
+        attached head, every rank must call this.
         """
         state.ensure_filled(self)
         flat, flat_targets = self.batch_to_memorize(h, targets)
@@ -436,13 +425,13 @@ class HebbianSoftmax(nn.Linear):
     def reset_memory(self, counts: Tensor | int = 0) -> None:
         """Set the counts, one number or one for each class, and forget the running values; the rows stay.
 
-        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head that was built on the meta
-        device, and whose buffers were neither loaded nor initialised, needs this call.
+        ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head on the meta device whose
+        buffers were neither loaded nor initialised needs this call.
         """
         self.counts.copy_(state.check_counts(counts, self.num_classes))
+        self._nonfinite_told = 0
         self.since_start.zero_()
         self.nonfinite_count.zero_()
-        self._nonfinite_told = 0
         self.running.reset()
         self.filled.copy_(state.signature(self.filled.device))
 
@@ -474,12 +463,7 @@ class HebbianSoftmax(nn.Linear):
         attached = self._attachment is not None and self._attachment.active
         if warn and not attached and not self._warned_unattached:
             self._warned_unattached = True
-            warnings.warn(
-                "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), or pass "
-                "remember=False to head.loss if this is meant",
-                UserWarning,
-                stacklevel=_torch.user_stack_level(),
-            )
+            warn_unattached()
         return attached
 
     def _own_weight(self) -> Tensor:

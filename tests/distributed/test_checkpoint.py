@@ -51,7 +51,7 @@ def dealt(steps: list[Step], world_size: int) -> list[Step]:
 def test_resumes_on_another_number_of_ranks(
     pool: Pool, tmp_path: Path, resumed_on: int, optimizer: str, how: str, tied: bool
 ) -> None:
-    setup = Setup(classes=8, optimizer=optimizer, tied=tied)
+    setup = Setup(classes=8, optimizer=optimizer, tied=tied, head={"start": 2, "fade": True}, decay=0.7)
     steps = make_steps(setup, [4, 3], steps=6)
     pool.run(2, train_and_save, setup, steps, how, str(tmp_path))
     resumed = pool.run(resumed_on, resume, setup, dealt(steps, resumed_on), how, str(tmp_path))

@@ -200,6 +200,16 @@ class RemovedAttachment:
         """Do nothing, as a second ``remove()`` does."""
 
 
+def warn_unattached() -> None:
+    """Warn that a head which is asked to remember is not attached."""
+    warnings.warn(
+        "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), or pass "
+        "remember=False to head.loss if this is meant",
+        UserWarning,
+        stacklevel=_torch.user_stack_level(),
+    )
+
+
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     """Return ``method`` as a hook that does not keep its object alive."""
     reference = weakref.WeakMethod(method)
