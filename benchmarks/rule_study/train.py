@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import queue
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.rule_study import images
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
@@ -89,7 +86,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         rule.after_step(h.detach(), y, losses.detach().float())
         last_loss.copy_(loss.detach())
 
-    run = _as_graph(step) if graphs else step
+    run = as_graph(step) if graphs else step
     per_stream = (len(texts["train"]) - 1) // trial.batch
     columns = [texts["train"][i : i + per_stream * trial.batch].view(trial.batch, -1).T.contiguous() for i in (0, 1)]
     per_epoch = (per_stream - trial.sequence) // trial.sequence
@@ -132,7 +129,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     }
 
 
-def _as_graph(step: Callable[[], None]) -> Callable[[], None]:
+def as_graph(step: Callable[[], None]) -> Callable[[], None]:
     """Return a function that makes a step: the first three as they are, the others by replaying a CUDA graph."""
     stream, calls = torch.cuda.Stream(), 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -165,24 +162,3 @@ def perplexities(model: WordLSTM, text: Tensor, counts: Tensor) -> dict[str, flo
         **found.bucket_perplexity,
         "<10": perplexity(rare.mean().item()) if len(rare) else None,
     }
-
-
-def work(todo: Any, done: Any, device: str, data: Path | None, deadline: float) -> None:
-    """Train the models of the queue ``todo`` until it is empty or the time is over; results go to ``done``."""
-    while time.time() < deadline:
-        try:
-            given = todo.get(timeout=1)
-        except queue.Empty:
-            return
-        try:
-            if "task" in given:
-                found = images.train(images.Trial.of(given), deadline)
-            else:
-                found = train(Trial.of(given), device, data, deadline)
-        except TimeoutError:
-            continue
-        except Exception:
-            found = {"error": traceback.format_exc()[-2000:]}
-        done.put({"given": given} | found)
-        if device == "cuda":
-            torch.cuda.empty_cache()

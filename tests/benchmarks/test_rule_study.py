@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.rule_study import lstm
+from benchmarks.rule_study.fleet import train_fleet
 from benchmarks.rule_study.train import Trial, train
 
 from hebbian_softmax.lab.data.corpus import write_corpus
+from tests.interpreter import interpreted as interpreter
+from tests.interpreter import quiet
+
+pytestmark = quiet
 
 SMALL = {"corpus": "toy", "hidden": 8, "embedding": 4, "batch": 2, "sequence": 4, "epochs": 2.0}
 
@@ -39,6 +45,44 @@ def test_the_same_trial_gives_the_same_numbers(data: Path, options: dict[str, An
     assert first["test"] == second["test"]
     assert 1 < first["test"]["all"] < 30
     assert first["trial"] == second["trial"]
+
+
+def test_models_of_a_fleet_are_those_trained_alone(data: Path) -> None:
+    still = SMALL | {"input_dropout": 0.0, "output_dropout": 0.0}
+    across = {"write": "across", "limit": 1e9, "start": 0.2, "fade": True, "first": True}
+    options = [{}, across | {"seed": 3}, {"write": "centred", "surprise": 1.0, "seen": True, "learning_rate": 0.002}]
+    trials = [Trial.of(still | each) for each in options]
+    together = train_fleet(trials, "cpu", data, time.time() + 60)
+    for trial, found in zip(trials, together, strict=True):
+        alone = train(trial, "cpu", data, time.time() + 60)
+        assert found["trial"] == alone["trial"]
+        for split in ("valid", "test"):
+            known = {name: value for name, value in alone[split].items() if value is not None}
+            assert {name: found[split][name] for name in known} == pytest.approx(known, rel=1e-4)
+        assert found["signals"][-1] == pytest.approx(alone["signals"][-1], rel=1e-3)
+        assert [step for step, _ in found["curve"]] == [step for step, _ in alone["curve"]]
+
+
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=interpreter)], ids=["torch", "kernels"])
+def test_the_lstm_of_several_models_is_torchs(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "_interpreted", interpreted)
+    dtype = torch.float32 if interpreted else torch.float64
+    models, time, batch, inputs, hidden = 3, 4, 5, 6, 7
+    shapes = (models, time, batch, inputs), (models, 4 * hidden, inputs), (models, 4 * hidden, hidden)
+    x, u, r, b = (torch.randn(s, dtype=dtype, requires_grad=True) for s in (*shapes, (models, 4 * hidden)))
+    h0, c0 = torch.randn(2, models, batch, hidden, dtype=dtype)
+    upstream = torch.randn(models, time, batch, hidden, dtype=dtype)
+    expected = []
+    for k in range(models):
+        weights = [u[k], r[k], b[k], torch.zeros_like(b[k])]
+        output, _, _ = torch.lstm(x[k], (h0[k : k + 1], c0[k : k + 1]), weights, True, 1, 0.0, True, False, False)
+        expected.append(output)
+    found, _ = lstm.BatchedLSTM.apply(x, u, r, b, h0, c0)
+    tolerance = 1e-5 if interpreted else 1e-12  # sums of some ten numbers of size 1 to 10
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=tolerance)
+    gradients = [torch.autograd.grad((each * upstream).sum(), (x, u, r, b)) for each in (found, torch.stack(expected))]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
 def test_a_write_changes_the_result_and_time_can_run_out(data: Path) -> None:

@@ -1,0 +1,183 @@
+"""Training several language models of one shape at once, each with its own weights, seed, dropout and variant.
+
+What is done is what :func:`benchmarks.rule_study.train.train` does, model by model. Only the LSTM is computed for all
+models together (:mod:`benchmarks.rule_study.lstm`), because alone it leaves a GPU mostly idle.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.rule_study.lstm import BatchedLSTM
+from benchmarks.rule_study.train import WARMUP, Trial, as_graph, perplexities
+from benchmarks.rule_study.write import Rule
+from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
+from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
+from hebbian_softmax.lab.language.model import NetworkOptions
+from hebbian_softmax.lab.language.model.lstm import WordLSTM
+
+SHARED = ("corpus", "hidden", "embedding", "batch", "sequence", "epochs")
+"""What all models of a fleet have in common."""
+
+
+def shape_of(trial: Trial) -> tuple[Any, ...]:
+    """Return what trials must share to be trained together."""
+    return tuple(getattr(trial, name) for name in SHARED)
+
+
+class Member:
+    """One model of a fleet, its rule, and where it reads."""
+
+    def __init__(self, trial: Trial, classes: int, device: str, precision: torch.dtype, numbers: Tensor) -> None:
+        torch.manual_seed(trial.seed)
+        head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
+        options = NetworkOptions(trial.hidden, input_dropout=trial.input_dropout)
+        self.trial = trial
+        self.model = WordLSTM(head, options, memorizes=False, precision=precision).to(device).train()
+        self.parameters = list(self.model.parameters())
+        self.rule = Rule(trial.variant, head.weight.detach(), trial.learning_rate, trial.seed)
+        self.lr, self.rule.lr, self.rule.progress = numbers[0], numbers[0], numbers[1]
+        self.inputs, self.targets = torch.zeros(2, trial.sequence, trial.batch, dtype=torch.int64, device=device)
+        self.order = np.random.RandomState(1000 + trial.seed)
+        self.offset = 0
+        self.loss = torch.zeros((), device=device)
+        self.kept: tuple[Tensor, ...] = ()
+        """What the rule needs of a batch after the step."""
+        self.curve: list[list[float]] = []
+        self.signals: list[list[float]] = []
+
+    def embedded(self) -> Tensor:
+        """Return the words of the batch (time, batch, embedding), after dropout."""
+        words = F.embedding(self.inputs, self.model.head.weight).to(self.model.precision)
+        return F.dropout(words, self.trial.input_dropout)
+
+    def loss_of(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean loss of features (time, batch, embedding), the features in rows, and -log p of each.
+
+        Only a variant that needs the latter gets it; for others it is 0.
+        """
+        h, y = features.reshape(-1, self.trial.embedding), self.targets.reshape(-1)
+        half = self.model.precision == torch.bfloat16
+        each = self.rule.variant.surprise > 0 or self.rule.variant.gate > 0
+        with torch.autocast(h.device.type, torch.bfloat16, enabled=half):
+            dropped = F.dropout(h, self.trial.output_dropout)
+            prior = self.rule.before_loss(y)
+            found = linear_cross_entropy(
+                dropped, self.model.head.weight, y, reduction="none" if each else "mean", prior=prior
+            )
+        if each:
+            return found.mean(), h, found.detach().float()
+        return found, h, torch.zeros(len(y), device=h.device)
+
+    def result(self, steps: int, seconds: float, texts: dict[str, Tensor], counts: Tensor) -> dict[str, Any]:
+        rule, trial = self.rule, self.trial
+        return {
+            "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
+            "valid": perplexities(self.model, texts["valid"], counts),
+            "test": perplexities(self.model, texts["test"], counts),
+            "curve": self.curve,
+            "signals": self.signals,
+            "steps": steps,
+            "seconds": seconds,
+            "loss": float(self.loss),
+            "row_norm": float(rule.row_norm),
+            "activation_norm": float(rule.mean_norm),
+            "mean": float(rule.mean.norm()),
+        }
+
+
+def features_of_all(members: list[Member]) -> Tensor:
+    """Return what the heads are given, (models, time, batch, embedding)."""
+    precision = members[0].model.precision
+    layers = [member.model.layers[0] for member in members]
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(layer, name) for layer in layers]).to(precision)
+
+    x = torch.stack([member.embedded() for member in members])
+    u, r, b = stacked("weight_ih"), stacked("weight_hh"), stacked("bias_ih") + stacked("bias_hh")
+    projections = [member.model.projection for member in members]
+    joined = None if projections[0] is None else torch.stack(projections).to(precision)  # type: ignore[arg-type]
+    if joined is not None:
+        u = u @ joined.mT
+    models, _, batch, _ = x.shape
+    hidden = r.shape[2]
+    h0 = x.new_zeros(models, batch, hidden)
+    c0 = torch.zeros_like(h0, dtype=torch.promote_types(precision, torch.float32))
+    with torch.autocast(x.device.type, enabled=False):
+        h, _ = BatchedLSTM.apply(x, u, r, b, h0, c0)
+        return h if joined is None else (h.flatten(1, 2) @ joined.mT).view(*h.shape[:3], -1)
+
+
+def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: float) -> list[dict[str, Any]]:
+    """Train models of one shape; return what :func:`train` returns, for each. Raise TimeoutError out of time."""
+    first = trials[0]
+    assert len({shape_of(trial) for trial in trials}) == 1, "the models of a fleet have one shape"
+    corpus = open_corpus((corpora_root() if data is None else data) / first.corpus)
+    texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
+    precision = torch.bfloat16 if device == "cuda" else torch.float32
+    per_stream = (len(texts["train"]) - 1) // first.batch
+    columns = [texts["train"][i : i + per_stream * first.batch].view(first.batch, -1).T.contiguous() for i in (0, 1)]
+    per_epoch = (per_stream - first.sequence) // first.sequence
+    total = max(1, int(per_epoch * first.epochs))
+    schedule = _schedule(trials, total).to(device)
+    now = schedule[0].clone()
+    members = [Member(each, len(corpus.words), device, precision, now[k]) for k, each in enumerate(trials)]
+    graphs = device == "cuda"
+    groups = [{"params": member.parameters, "lr": member.lr} for member in members]
+    optimizer = torch.optim.Adam(groups, betas=(0.0, 0.999), fused=graphs, capturable=graphs)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        found = [member.loss_of(h) for member, h in zip(members, features_of_all(members), strict=True)]
+        torch.stack([loss for loss, _, _ in found]).sum().backward()
+        for member, (loss, h, nll) in zip(members, found, strict=True):
+            nn.utils.clip_grad_norm_(member.parameters, member.trial.clip, foreach=True)
+            member.loss.copy_(loss.detach())
+            member.kept = h.detach(), member.targets.reshape(-1), nll
+        optimizer.step()
+        for member in members:
+            member.rule.after_step(*member.kept)
+
+    run = as_graph(step) if graphs else step
+    begun = time.perf_counter()
+    for done in range(total):
+        place = done % per_epoch
+        now.copy_(schedule[done])
+        for member in members:
+            if place == 0:
+                member.offset = member.order.randint(first.sequence)
+            i = member.offset + place * first.sequence
+            member.inputs.copy_(columns[0][i : i + first.sequence])
+            member.targets.copy_(columns[1][i : i + first.sequence])
+        run()
+        if (done + 1) % max(1, total // 40) == 0:
+            for member in members:
+                member.signals.append([done + 1, *member.rule.fits.tolist()])
+            if time.time() > deadline:
+                raise TimeoutError(f"{done + 1} of {total} steps were done when the time was over")
+        for member in members:
+            if (done + 1) % max(1, total // member.trial.evaluations) == 0 and done + 1 < total:
+                member.curve.append([done + 1, perplexities(member.model, texts["valid"], corpus.counts)["all"]])
+    if graphs:
+        torch.cuda.synchronize()
+    seconds = (time.perf_counter() - begun) / len(members)
+    return [member.result(total, seconds, texts, corpus.counts) for member in members]
+
+
+def _schedule(trials: list[Trial], total: int) -> Tensor:
+    """Return the learning rate and the progress of each step and model, (steps, models, 2)."""
+    rows = []
+    for done in range(total):
+        share = min(1, (done + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * done / total))
+        rows.append([[trial.learning_rate * share, done / total] for trial in trials])
+    return torch.tensor(rows, dtype=torch.float32)
