@@ -38,6 +38,8 @@ class Variant:
     """always: c counts every occurrence; start: those since writing began."""
     gamma: float = 0.05
     limit: float = 100
+    limit_per_step: float = 0.0
+    """T is at least this times the steps so far, so that it stands for a frequency in long trainings."""
     start: float = 0.0
     """The share of training after which writing begins."""
     start_step: int = 0
@@ -49,6 +51,8 @@ class Variant:
     """Multiply λ by lr / highest lr."""
     first: bool = False
     """Let the first write of a class keep λ = 1 while λ fades."""
+    average: float = 0.0
+    """Write the running mean of a class's activations, which forgets with this rate, in place of the batch's mean."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -75,6 +79,7 @@ class Rule:
         self.batches, self.row_batches, self.lr, self.progress = (zeros(()) for _ in range(4))
         self.begun = zeros(())
         """1 once features have settled, where the variant waits for that."""
+        self.averages = zeros(classes, features) if variant.average else None
         self.moment: Tensor | None = None
         """The optimizer's running mean of the gradients of ``weight``, where it has one and the variant shrinks it."""
         self.prior = torch.full((classes,), 0.0, device=weight.device)
@@ -121,6 +126,9 @@ class Rule:
         row_share = familiar.any() / self.row_batches.clamp(min=1, max=HORIZON)
         self.row_norm.lerp_(norm, row_share)
         self._measure(means, seen, share)
+        if self.averages is not None:
+            rate = (n / (self.counts + n).clamp(min=1)).clamp(min=v.average) * seen
+            means = self.averages.lerp_(means, rate[:, None])
         if v.write != "none":
             self._write(means - center, n, seen, per_class, targets, nll)
         self.mean.lerp_(h.mean(0), share)
@@ -161,7 +169,7 @@ class Rule:
     def _rate(self, n: Tensor, seen: Tensor) -> Tensor:
         v = self.variant
         before = self.since if v.counted == "start" else self.counts
-        below = before < v.limit
+        below = before < (self.batches * v.limit_per_step).clamp(min=v.limit)
         if v.rate == "constant":
             return v.gamma * below
         if v.rate == "kalman":
