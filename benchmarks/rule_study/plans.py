@@ -1,0 +1,130 @@
+"""The trials of the study on words, by name.
+
+    python -m benchmarks.rule_study.plans wikitext-plain wikitext-controls > trials.json
+
+Seeds from 100 on are for choosing; the final tables are made with seeds from 0 on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+Given = dict[str, Any]
+
+TIMINGS: dict[str, Given] = {
+    "first step": {},
+    "start": {"start": 0.1},
+    "fade": {"fade": True, "first": True},
+    "start, fade": {"start": 0.1, "fade": True, "first": True},
+}
+BOTH = TIMINGS["start, fade"]
+STARTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+
+WIKITEXT: Given = {"corpus": "wikitext-2", "epochs": 8.0, "input_dropout": 0.3, "evaluations": 1}
+REUTERS: Given = {"corpus": "reuters", "epochs": 6.0, "input_dropout": 0.3, "output_dropout": 0.3, "evaluations": 1}
+NOVELS: Given = {
+    "corpus": "g132", "epochs": 2.0, "batch": 256, "input_dropout": 0.3, "output_dropout": 0.1, "evaluations": 1
+}  # fmt: skip
+"""Every fourth of the 529 novels, in the order of their numbers, evaluated on the paper's books."""
+
+
+def named(common: Given, *parts: Given, **options: Any) -> Given:
+    """Return a trial, whose name says how it differs from what is common."""
+    own: Given = {}
+    for part in (*parts, options):
+        own |= part
+    name = ", ".join(f"{key} {value}" for key, value in own.items()) or "plain"
+    return common | {"name": name} | own
+
+
+def plain(common: Given, seed: int, **grid: tuple[float, ...]) -> list[Given]:
+    """Return plain softmax over a grid of settings."""
+    return [named(common, dict(zip(grid, values, strict=True)), seed=seed) for values in product(*grid.values())]
+
+
+def controls(
+    common: Given, seed: int, writes: tuple[str, ...], timings: tuple[str, ...], rates: tuple[tuple[float, int], ...]
+) -> list[Given]:
+    """Return each write at each time, with each γ and T."""
+    return [
+        named(common, {"write": write}, TIMINGS[timing], gamma=gamma, limit=limit, seed=seed)
+        for write, timing, (gamma, limit) in product(writes, timings, rates)
+    ]
+
+
+def forms(common: Given, seed: int) -> list[Given]:
+    """Return forms of the rate and of the write beside the usual one."""
+    usual: Given = {"write": "across", "gamma": 0.05, "limit": 100}
+    others: list[Given] = [
+        {},
+        {"gamma": 0.0},
+        {"gamma": 0.1},
+        {"gamma": 0.2},
+        {"rate": "constant", "gamma": 0.1},
+        {"rate": "constant", "gamma": 0.3},
+        {"rate": "kalman", "gamma": 0.02},
+        {"rate": "kalman", "gamma": 0.1},
+        {"limit": 300},
+        {"limit_per_step": 0.05},
+        {"limit_per_step": 0.1},
+        {"counted": "start"},
+        {"counted": "start", "limit": 50},
+        {"counted": "start", "gamma": 0.0},
+        {"surprise": 1.0},
+        {"surprise": 4.0},
+        {"average": 0.02},
+        {"average": 0.1, "rate": "constant", "gamma": 0.3},
+        {"average": 0.02, "rate": "constant", "gamma": 0.3},
+        {"base": True},
+        {"seen": True},
+        {"first": False},
+        {"write": "centred", "gamma": 0.2},
+    ]
+    return [named(common, usual, BOTH, other, seed=seed) for other in others]
+
+
+def starts(common: Given, seed: int, **options: Any) -> list[Given]:
+    """Return writes that begin at different times."""
+    usual: Given = {"write": "across", "gamma": 0.05, "limit": 100, "fade": True, "first": True}
+    return [named(common, usual, options, start=start, seed=seed) for start in STARTS]
+
+
+ALL_WRITES, TWO_WRITES = ("literal", "centred", "across"), ("centred", "across")
+RATES = ((0.05, 100), (0.2, 100), (0.05, 20), (0.05, 300))
+PLANS: dict[str, Callable[[], list[Given]]] = {
+    "wikitext-plain": lambda: plain(WIKITEXT, 100, input_dropout=(0.3, 0.5), output_dropout=(0.4, 0.5, 0.6, 0.7)),
+    "wikitext-controls": lambda: controls(WIKITEXT, 100, ALL_WRITES, tuple(TIMINGS), RATES),
+    "wikitext-forms": lambda: forms(WIKITEXT, 100),
+    "wikitext-starts": lambda: starts(WIKITEXT, 100),
+    "reuters-plain": lambda: plain(REUTERS, 100, output_dropout=(0.2, 0.3, 0.4, 0.5)),
+    "reuters-controls": lambda: controls(REUTERS, 100, ALL_WRITES, ("first step", "start, fade"), RATES),
+    "reuters-starts": lambda: starts(REUTERS, 100),
+    "novels-plain": lambda: plain(NOVELS, 100, output_dropout=(0.05, 0.1, 0.2, 0.3)),
+    "novels-controls": lambda: controls(NOVELS, 100, TWO_WRITES, ("first step", "start, fade"), (*RATES, (0.02, 100))),
+    "novels-starts": lambda: starts(NOVELS, 100),
+    "novels-five": lambda: [
+        named(NOVELS, {"epochs": 5.0}, seed=100),
+        *(named(NOVELS, {"epochs": 5.0}, trial, seed=100) for trial in _LONG),
+    ],
+}
+_LONG: list[Given] = [
+    {"write": "across", "gamma": gamma, "limit": 100, "limit_per_step": growth, **BOTH}
+    for gamma, growth in product((0.02, 0.05), (0.0, 0.05, 0.1))
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plans", nargs="+", choices=list(PLANS))
+    found: list[Given] = []
+    for name in parser.parse_args().plans:
+        found += [trial for trial in PLANS[name]() if trial not in found]
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
