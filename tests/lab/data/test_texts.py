@@ -65,6 +65,24 @@ def test_tokens_between_spaces(places: dict[str, str]) -> None:
     assert found["test"] == "<unk> <unk> <eos>"
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_text_with_unknown_words_is_noticed(
+    places: dict[str, str], split: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(places[split]).write_text("The <unk> sat .\nHe 's ill .\n", encoding="utf-8")
+    found = read(places, tokens="auto")
+    assert found.settings["tokens"] == "spaces"
+    assert f"the {split} text has <unk>" in capsys.readouterr().err
+    if split == "train":
+        assert texts_of(found)["train"] == "The <unk> sat . <eos> He 's ill . <eos>"
+        assert "< unk >" in texts_of(read(places, tokens="nltk", name="asked-for"))["train"]
+
+
+def test_the_mark_of_unknown_words_inside_of_a_word_is_no_mark(places: dict[str, str]) -> None:
+    Path(places["train"]).write_text(TEXTS["train"] + "\n\nSee foo<unk>bar.", encoding="utf-8")
+    assert read(places, tokens="auto").settings["tokens"] == "nltk"
+
+
 def test_pieces_change_nothing_where_lines_are_sentences(places: dict[str, str]) -> None:
     """Blank pieces stay, and so does a byte order mark that is not at the beginning of the file."""
     Path(places["train"]).write_text("a\n\n\n\n\ufeffb\n", encoding="utf-8")

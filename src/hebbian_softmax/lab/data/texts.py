@@ -1,21 +1,23 @@
 """The corpus `texts`: your own files, folders or archives; and how other corpora read such places.
 
 Tokens are NLTK's sentences and words in lower case, as in the paper. For a text that is tokenised already or is not
-English, they are the strings between spaces, and a line is a sentence.
+English, they are the strings between spaces, and a line is a sentence. A text with `<unk>` in it is tokenised already.
 """
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import REQUIRED, choice, integer, setting
-from hebbian_softmax.lab.data.corpus import EOS, SPLITS, describe
+from hebbian_softmax.lab.data.corpus import EOS, SPLITS, UNK, describe
 from hebbian_softmax.lab.data.prepare import CorpusKind, Plan, Workshop, readable
 from hebbian_softmax.lab.data.tokenise import find_punkt, tokeniser
 from hebbian_softmax.lab.data.unpack import Source, is_archive, opened, read_texts, unpack_limit
@@ -24,7 +26,9 @@ from hebbian_softmax.lab.data.vocabulary import Encoded
 MINIMUM = 3  # occurrences in training that keep a word in the vocabulary, as in WikiText
 PART = 1 << 20  # bytes tokenised at a time; more where no paragraph ends
 LONGEST = 16  # parts without the end of a paragraph, after which the end of a line ends a piece
-TOKENS = ("nltk", "spaces")
+TOKENS = ("auto", "nltk", "spaces")
+_UNKNOWN = re.compile(rf"(?<!\S){re.escape(UNK)}(?!\S)".encode())
+"""The mark of a word that is not in a vocabulary, as a word of its own."""
 
 
 class Piece(NamedTuple):
@@ -53,7 +57,7 @@ class Options:
     tokens: str = setting(
         TOKENS[0],
         "nltk: English sentences and words in lower case; spaces: the strings between spaces, a line being a sentence, "
-        "for texts that are tokenised already or not English",
+        f"for texts that are tokenised already or not English; auto: spaces if there is a word {UNK}, else nltk",
         choice(*TOKENS),
     )
     unpack_limit: int = unpack_limit()
@@ -65,11 +69,23 @@ def plan(options: Options, part: int = PART) -> Plan:
     for one, other in combinations(SPLITS, 2):
         if places[one] == places[other]:
             raise LabError(f"--{one} and --{other} name the same text: a model must be measured on another one")
+    if options.tokens == "auto":
+        options = replace(options, tokens=_noticed_tokens(options))
     settings = {**places, "minimum": options.minimum, "tokens": options.tokens}
     return Plan("texts", settings, partial(_gather, options, part), lambda root: {}, options.minimum, usual=False)
 
 
 TEXTS = CorpusKind("texts", "any text: your own files, folders or archives for each split", Options, plan)
+
+
+def _noticed_tokens(options: Options) -> str:
+    """Return how the texts are to be read, and say so if it is not the usual way."""
+    for split in SPLITS:
+        for _, piece in _pieces(Path(getattr(options, split)), options.unpack_limit, by_lines=True):
+            if _UNKNOWN.search(piece.content):
+                say(f"the {split} text has {UNK} in it, so words are what stands between spaces")
+                return "spaces"
+    return "nltk"
 
 
 def _identity(options: Options, split: str) -> str:
