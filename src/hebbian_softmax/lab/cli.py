@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from hebbian_softmax import __version__
 from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, say
@@ -109,7 +110,22 @@ def name_folder(words: list[str]) -> list[str]:
 
                 if FOLDER in names and (corpus := prepared_corpus(text)) is not None:
                     return [verb, FOLDER, "--corpus", corpus, *rest]
+                if FOLDER in names:
+                    refuse_experiment(verb, text, sorted(names - {FOLDER}))
     return words
+
+
+def refuse_experiment(verb: str, text: str, names: list[str]) -> NoReturn:
+    """End as argparse does after a choice that is unknown, but name the prepared corpora of the user's own, too."""
+    from hebbian_softmax.lab.data.corpus import prepared
+
+    own = sorted({path.name for path in prepared()} - set(names))
+    yours = f"your own corpora: {', '.join(own)}; " if own else ""
+    say(
+        f"hebbian {verb}: error: argument EXPERIMENT: invalid choice: {text!r} (choose from {', '.join(names)}; {yours}"
+        "or give the folder of a prepared corpus, see hebbian data --help)"
+    )
+    sys.exit(2)
 
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -144,7 +144,10 @@ def test_a_prepared_corpus_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as --evaluations asks for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
     assert run.path.name.startswith("mine-")
-    assert "invalid choice: 'yours'" in refusal("train", "yours", *FEW)
+    refused = refusal("train", "yours", *FEW)
+    assert "invalid choice: 'yours'" in refused
+    assert "wikitext-2" in refused
+    assert "your own corpora: mine;" in refused
     error = refusal("reproduce", "objectives", "--corpus", "yours", "--runs", tmp_path / "runs")
     assert re.search("'yours' is no corpus: name one of wikitext-2, .*stdlib, mine, or the folder", error)
 
