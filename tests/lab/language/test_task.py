@@ -199,7 +199,14 @@ def test_progress_is_in_words_and_leaves_the_buckets_out() -> None:
         assert progress.done == 1000
         progress.update(4, {"loss": 1.5, "valid_perplexity": 30.0, "valid_perplexity_<100": 4000.0, "words": 7})
         progress.update(10)
-    assert stream.getvalue() == "toy: 5,000/5,000 words, loss 1.5, valid perplexity 30\n"
+    assert stream.getvalue() == "toy: 100 %, perplexity 30\n"
+
+
+def test_progress_of_two_models_fits_80_columns() -> None:
+    progress = WordsProgress("wikitext-2", step_words=51_200, total=20_000, quiet=True)
+    progress.update(3, {"plain_valid_perplexity": 12_162.4, "hebbian_valid_perplexity": 8_909.6, "plain_loss": 9.0})
+    assert progress.line(527_000.0) == "wikitext-2: 0 %, 527,000/s, 32:23 left, perplexity 12,162 plain, 8,910 hebbian"
+    assert len(progress.line(527_000.0)) <= 80
 
 
 def test_a_terminal_is_redrawn_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

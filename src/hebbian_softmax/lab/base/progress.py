@@ -19,7 +19,7 @@ REDRAW_SECONDS = 0.1  # between two drawings on a terminal
 LINE_SECONDS = 10.0  # between two lines in a log file
 WINDOW_SECONDS = 10.0  # the time over which the rate is measured
 BAR_WIDTH = 16  # columns
-LEAST_WORDS = 24  # columns that the words keep on a narrow terminal; the bar goes first
+LEAST_WORDS = 24  # columns that the words have beside a bar at least; where they do not fit, the bar goes first
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ def _draw(bars: Sequence[Bar], width: int) -> "Table":
 
     titles = [printable(bar.title) for bar in bars]
     space = width - max(map(len, titles)) - 2
-    with_bars = space - BAR_WIDTH >= LEAST_WORDS
+    longest = max(len(printable(", ".join(bar.words))) for bar in bars)
+    with_bars = space - BAR_WIDTH >= max(LEAST_WORDS, longest)
     grid = Table.grid(padding=(0, 1))
     for bar, title in zip(bars, titles, strict=True):
         drawn = [ProgressBar(total=bar.total, completed=bar.done, width=BAR_WIDTH)] if with_bars else []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, enough_memory
-from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.progress import Progress, format_rate, format_seconds
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
@@ -26,7 +26,8 @@ from hebbian_softmax.lab.language.source import check_corpus
 ADVICE = "--accumulate 2 (or more) takes the same step in parts; or take a smaller --batch"
 RESIDENT_SHARE = 0.25  # the share of a GPU's free memory that the training text may take
 REDRAW_SECONDS = 1.0  # on a terminal, because reading the loss waits for the GPU
-SHOWN = ("loss", "valid_perplexity")  # values of the log whose names end like this are shown as progress
+SHOWN = {"valid_perplexity": "perplexity", "loss": "loss"}
+"""The ends of names of values in the log, and what progress calls them; only the first kind that there is is shown."""
 
 
 def learning_rate(step: int, *, peak: float, schedule: str, warmup: int, steps: int) -> float:
@@ -203,7 +204,16 @@ class WordTask:
 
 
 class WordsProgress(Progress):
-    """Live progress in words, although the loop counts steps, with the loss and the validation perplexity."""
+    """Live progress in words, although the loop counts steps, with the validation perplexity or, before that, the loss.
+
+    >>> progress = WordsProgress("words", step_words=10, total=4, quiet=True)
+    >>> progress.update(1, {"plain_loss": 9.13, "hebbian_loss": 9.41, "words": 10})
+    >>> progress.line(5.0)
+    'words: 25 %, 5/s, 0:06 left, loss 9.13 plain, 9.41 hebbian'
+    >>> progress.update(2, {"plain_loss": 9.0, "valid_perplexity": 12345.6})
+    >>> progress.line(None)
+    'words: 50 %, perplexity 12,346'
+    """
 
     redraw_seconds = REDRAW_SECONDS
 
@@ -212,5 +222,23 @@ class WordsProgress(Progress):
         self.step_words = step_words
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
-        shown = {name: value for name, value in (metrics or {}).items() if name.endswith(SHOWN)}
-        super().update(done * self.step_words, None if metrics is None else shown)
+        super().update(done * self.step_words, metrics)
+
+    def words(self, rate: float | None) -> list[str]:
+        """Return few enough words for a terminal of 80 columns: the losses are left out once there is a perplexity."""
+        assert self.total is not None
+        said = [f"{100 * self.done / max(1, self.total):.0f} %"]
+        if rate is not None:
+            said += [f"{format_rate(rate)}/s", f"{format_seconds((self.total - self.done) / rate)} left"]
+        for ending, name in SHOWN.items():
+            found = {
+                key.removesuffix(ending).rstrip("_"): value
+                for key, value in self.metrics.items()
+                if key.endswith(ending)
+            }
+            if found:
+                values = [f"{value:,.0f}" if value >= 999.5 else f"{value:.4g}" for value in found.values()]
+                said += [f"{value} {whose}".rstrip() for whose, value in zip(found, values, strict=True)]
+                said[-len(found)] = f"{name} {said[-len(found)]}"
+                break
+        return said
