@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from hebbian_softmax import NeuralCache
+from hebbian_softmax.lab.base.errors import Terminated
 from hebbian_softmax.lab.base.runs import Run, open_run
+from hebbian_softmax.lab.language.memories import given, memory
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories
@@ -118,6 +122,82 @@ def test_one_memory_alone_and_validation_alone(
     assert not (run.path / "test-memory-words.npz").exists()
 
 
+def test_only_so_many_words(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("evaluate", run.path, *SMALL, "--max-words", "30", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["memories"]["model"]
+    assert {score["words"] for row in rows for score in row["scores"].values()} == {30}
+    few = rows[2]["scores"]["test"]["perplexity"]
+    with np.load(run.path / "test-memory-words.npz") as words:
+        assert len(words["ids"]) == len(words["nll"][2]) == 30
+        assert few == pytest.approx(math.exp(words["nll"][2].astype(float).mean()), rel=1e-5)
+    assert call("evaluate", run.path, *SMALL) == 0
+    with np.load(run.path / "test-memory-words.npz") as words:
+        assert few == pytest.approx(math.exp(words["nll"][2][:30].astype(float).mean()), rel=1e-5)
+
+
+def test_the_size_of_the_cache_is_chosen_on_the_validation_text(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(given, "CACHE_SIZES", (3, 12, 40))
+    options = ["--quiet", "--cache", "--cache-theta", "0.4", "--words", "0:9"]
+    assert call("evaluate", run.path, *options) == 0
+    output = capsys.readouterr().out
+    model = load_trained(run, device=device(), quiet=True).models[ONLY]
+    ids = load_trained(run, device=device(), quiet=True).corpus.splits["valid"]
+    found = {}
+    for size in (3, 12, 40):
+        memories = Memories((CacheSettings(size, 0.4),))
+        found[size] = perplexity_of(losses_of(parts_of(exactly(model), ids, memories), memories))
+    best = min(found, key=found.__getitem__)
+    assert f"The cache's n = {best} was chosen on the validation text" in output.replace("\n", " ")
+    for row in json.loads((run.path / "evaluation.json").read_bytes())["memories"]["model"][1:]:
+        assert row["cache"]["size"] == best
+
+
+def test_the_cost_is_said_before_anything_is_read(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("evaluate", run.path, *SMALL[1:], "--max-words", "30") == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert re.fullmatch(
+        r"the model with memories: about \d+:\d\d for 60 words; --max-words N reads fewer, .* keeps what was read",
+        first,
+    )
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, Terminated])
+def test_what_was_read_is_kept_when_somebody_stops_it(
+    run: Run, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "CPU_PIECE", 16)
+    monkeypatch.setattr(memory, "PIECE", 16)
+    read = NeuralCache.sequence_log_prob
+    calls = []
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise signal
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(NeuralCache, "sequence_log_prob", stopped)
+    assert call("evaluate", run.path, *SMALL) == 128 + (2 if signal is KeyboardInterrupt else 15)
+    assert "Stopped after 48 of " in capsys.readouterr().out
+    report = json.loads((run.path / "evaluation.json").read_bytes())
+    assert "Stopped after 48 of" in report["notes"][1]
+    assert [row["scores"]["valid"]["words"] for row in report["memories"]["model"]] == [48, 48, 48]
+    assert all("test" not in row["scores"] for row in report["memories"]["model"])
+
+
+def test_nothing_is_kept_where_nothing_was_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.name for path in run.path.iterdir())
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NeuralCache, "sequence_log_prob", stopped)
+    assert call("evaluate", run.path, *SMALL) == 130
+    assert sorted(path.name for path in run.path.iterdir()) == before
+
+
 def test_an_unfinished_run_has_no_page_but_all_else(
     run: Run, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +268,9 @@ def test_the_words_that_are_asked_for(run: Run) -> None:
         ("--cache --streams 4", "memories read the text in one stream"),
         ("--words 1:5", "--words goes with memories"),
         ("--workspace 5", "--workspace goes with memories"),
+        ("--max-words 5", "--max-words goes with memories"),
+        ("--sweep --max-words 5", "a sweep measures whole texts"),
+        ("--cache --max-words 0", "must be"),
         ("--cache --words 1:5000", "--words 1:5000 is not inside the text: it has "),
         ("--cache --words 5:1", "must be two numbers FIRST:LAST"),
         ("--cache --words five", "must be two numbers FIRST:LAST"),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
+from torch import Tensor
+
 from hebbian_softmax import NeuralCache
 from hebbian_softmax.lab.base.settings import integer, number, setting, several
 from hebbian_softmax.lab.language.memories.memory import Layer, Memories, Memory, Reader
@@ -36,12 +38,19 @@ class CacheSettings(Memory):
     grid: ClassVar[type] = CacheGrid
     grid_title: ClassVar[str] = "the best caches on"
 
-    size: int = setting(10_000, "n, the words that the cache holds", integer(1))
+    size: int = setting(
+        10_000,
+        "n, the words that the cache holds; if it is not given, hebbian evaluate chooses it on the validation text",
+        integer(1),
+    )
     theta: float = setting(0.3, "θ, the factor on inner products of what the output layer sees", positive)
     share: float = setting(0.1, "λ, the cache's share in the mixture", number(0, 1))
 
-    def reader(self, layer: Layer, workspace: int | None) -> Reader:
-        return partial(NeuralCache(self.size, self.theta).sequence_log_prob, workspace=workspace)
+    def reader(self, layer: Layer, workspace: int | None, stored: tuple[Tensor, Tensor] | None = None) -> Reader:
+        cache = NeuralCache(self.size, self.theta)
+        if stored is not None:
+            cache.observe(*stored)
+        return partial(cache.sequence_log_prob, workspace=workspace)
 
     def describe(self) -> str:
         return f"{self.theta:g}, {self.size:,}, {self.share:g}"

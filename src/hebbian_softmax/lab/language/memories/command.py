@@ -11,21 +11,20 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.json_files import to_json, write_json
 from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.base.settings import choice, integer
-from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, text_of, words_file
+from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.memories import outcome
-from hebbian_softmax.lab.language.memories.memory import Memories, read_shown
+from hebbian_softmax.lab.language.memories.given import Reading, measure_given
 from hebbian_softmax.lab.language.memories.settings import (
     add_memory_options,
     check_options,
+    chooses_size,
     grids_of,
     kinds_of,
     memories_of,
     workspace_of,
 )
-from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows, score_rows
-from hebbian_softmax.lab.language.model import LanguageModel
-from hebbian_softmax.lab.language.names import TEXTS
+from hebbian_softmax.lab.language.memories.sweep import MemoryRows, memory_rows
+from hebbian_softmax.lab.language.names import ModelName
 from hebbian_softmax.lab.language.settings import FINAL
 from hebbian_softmax.lab.language.trained import Trained, load_trained
 from hebbian_softmax.lab.report.figures import require_extras
@@ -36,8 +35,8 @@ GRID_FILE = "memory-sweep.json"
 FOLDER = "memories"  # in the run folder, for what a sweep has computed
 
 
-Found = tuple[dict[str, Any], list[Table], list[str]]
-"""What was measured, for JSON, as tables, and the lines to print below them."""
+Found = tuple[dict[str, Any], list[Table], list[str], BaseException | None]
+"""What was measured, for JSON, as tables, the lines to print below them, and the signal that has ended it, if any."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -75,15 +74,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
     splits = FINAL.get(arguments.split, (arguments.split,))
     with run.held():
         trained = load_trained(run, device=choose_device(arguments.device), quiet=arguments.quiet)
-        numbers, tables, lines = measure(trained, arguments, splits)
+        numbers, tables, lines, stopped = measure(trained, arguments, splits)
         report = {"step": trained.step, "streams": arguments.streams, **numbers}
         write_json(run.path / FILE, report)
     if arguments.json:
         print(to_json({"run": str(run.path), **report}, indent=2))
-        return 0
-    for table in tables:
-        print(for_stream(table, sys.stdout), end="\n\n")
-    show("\n".join(lines))
+    else:
+        for table in tables:
+            print(for_stream(table, sys.stdout), end="\n\n")
+        show("\n".join(lines))
+    if stopped is not None:
+        sys.stdout.flush()
+        raise stopped
     return 0
 
 
@@ -93,23 +95,26 @@ def measure_alone(trained: Trained, arguments: argparse.Namespace, splits: Seque
     scores = measure_all(trained.models, trained.corpus, splits, run, **options)
     files = [str(run.path / words_file(name, split)) for name in scores for split in splits]
     line = f"After step {trained.step:,}. Losses of single words: {', '.join(files)}"
-    return {"scores": as_plain(scores)}, tabulate(scores, trained.corpus), [line]
+    return {"scores": as_plain(scores)}, tabulate(scores, trained.corpus), [line], None
 
 
 def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> Found:
     """Measure the models with memories, and write words, pictures and grids to the run folder and its page."""
     run, corpus = trained.run, trained.corpus
+    reading = Reading(corpus, splits, arguments.max_words, chooses_size(arguments), arguments.quiet)
     if arguments.words is not None:
-        outcome.check_stretch(arguments.words, len(text_of(corpus, splits[-1])) - 1)
-    measured = {}
+        outcome.check_stretch(arguments.words, len(reading.text(splits[-1])) - 1)
+    measured: dict[ModelName, MemoryRows] = {}
     for name, model in trained.models.items():
-        options: dict[str, Any] = {"splits": splits, "label": name.title, "quiet": arguments.quiet}
+        if any(found.stopped for found in measured.values()):
+            break
         if arguments.sweep:
+            options: dict[str, Any] = {"splits": splits, "label": name.title, "quiet": arguments.quiet}
             options |= {"grids": grids_of(arguments), "kinds": kinds_of(arguments), "prefix": name.file_prefix}
             options |= {"folder": run.path / FOLDER, "workspace": workspace_of(arguments)}
             measured[name] = memory_rows(model, corpus, **options)
         else:
-            measured[name] = given_rows(model, corpus, memories_of(arguments), **options)
+            measured[name] = measure_given(model, memories_of(arguments), reading, name.title)
     files, pictures = [], {}
     for name, found in measured.items():
         file, figure, image = outcome.keep_view(run, name, found, corpus, arguments.words)
@@ -125,16 +130,5 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     if outcome.show_on_page(run, tables, pictures):
         lines.append(f"Page: {run.path / 'page.html'}")
     plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
-    return {"memories": plain, "notes": notes}, tables, lines
-
-
-def given_rows(
-    model: LanguageModel, corpus: Corpus, memories: Memories, *, splits: Sequence[str], label: str, quiet: bool
-) -> MemoryRows:
-    """Measure a model with the memories given, adding one after the other."""
-    rows = [Memories(memories.used[:count]) for count in range(len(memories.used) + 1)]
-    parts = {}
-    for split in splits:
-        title = f"{label} with memories, {TEXTS[split]} text"
-        parts[split] = read_shown(model, text_of(corpus, split), memories, title, quiet)
-    return MemoryRows(score_rows(corpus, rows, parts), parts)
+    stopped = next((found.stopped for found in measured.values() if found.stopped), None)
+    return {"memories": plain, "notes": notes}, tables, lines, stopped

@@ -91,8 +91,10 @@ class MbpaSettings(Memory):
     def make(self) -> MbPA:
         return MbPA(self.size, self.neighbours, self.steps, self.rate, self.l2)
 
-    def reader(self, layer: Layer, workspace: int | None) -> Reader:
+    def reader(self, layer: Layer, workspace: int | None, stored: tuple[Tensor, Tensor] | None = None) -> Reader:
         mbpa = self.make()
+        if stored is not None:
+            mbpa.observe(*stored)
         return lambda h, targets: mbpa.sequence_log_prob(h, targets, *layer, workspace=workspace)
 
     @property

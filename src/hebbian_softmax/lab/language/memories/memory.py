@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import linear_log_prob
-from hebbian_softmax.lab.base.errors import LabError, enough_memory, reason
+from hebbian_softmax.lab.base.errors import LabError, Terminated, enough_memory, reason
 from hebbian_softmax.lab.base.progress import Progress
 from hebbian_softmax.lab.language.evaluation import Seen, perplexity, stream
 from hebbian_softmax.lab.language.memories.store import Store
@@ -70,8 +70,11 @@ class Memory(ABC):
     """λ, the share of the memory in the mixture."""
 
     @abstractmethod
-    def reader(self, layer: Layer, workspace: int | None) -> Reader:
-        """Return a function that reads the next words of a text with this memory, which is empty at first."""
+    def reader(self, layer: Layer, workspace: int | None, stored: tuple[Tensor, Tensor] | None = None) -> Reader:
+        """Return a function that reads the next words of a text with this memory.
+
+        At first the memory is empty, or has `stored` activations (T, features) and the words (T,) that follow them.
+        """
 
     @abstractmethod
     def describe(self) -> str:
@@ -184,30 +187,56 @@ def layer_of(model: LanguageModel) -> Layer:
     return model.head.weight.detach().to(model.precision), None if bias is None else bias.detach().to(model.precision)
 
 
+class Stopped(BaseException):
+    """Reading was stopped by Ctrl-C or SIGTERM; `parts` are of the words read before."""
+
+    def __init__(self, parts: Parts, signal: BaseException) -> None:
+        super().__init__()
+        self.parts, self.signal = parts, signal
+
+
 @torch.no_grad()
 def read_parts(
-    model: LanguageModel, ids: Tensor, memories: Memories, *, seen: Seen = None, piece: int | None = None
+    model: LanguageModel,
+    ids: Tensor,
+    memories: Memories,
+    *,
+    seen: Seen = None,
+    piece: int | None = None,
+    keep: bool = False,
 ) -> dict[str, Tensor]:
-    """Read a text once, with the model and all memories."""
+    """Read a text once, with the model and all memories; with `keep`, raise `Stopped` if that is interrupted."""
     weight, bias = layer_of(model)
     readers = {each.key: each.reader((weight, bias), memories.workspace) for each in memories.used}
     found: dict[str, list[Tensor]] = {"model": [], **{key: [] for key in readers}}
     done = 0
-    with usable():
-        for h, targets in pieces(model, ids, slow=any(each.slow for each in memories.used), piece=piece):
-            found["model"].append(linear_log_prob(h, weight, targets, linear_bias=bias)[0])
-            for key, read in readers.items():
-                found[key].append(read(h, targets))
-            done += len(targets)
-            if seen is not None:
-                seen(done)
-        return {name: torch.cat(parts).cpu() for name, parts in found.items()}
+
+    def joined() -> dict[str, Tensor]:
+        whole = min(map(len, found.values()))  # of the last piece, some may be missing
+        return {name: torch.cat([weight.new_zeros(0), *parts[:whole]]).cpu() for name, parts in found.items()}
+
+    try:
+        with usable():
+            for h, targets in pieces(model, ids, slow=any(each.slow for each in memories.used), piece=piece):
+                found["model"].append(linear_log_prob(h, weight, targets, linear_bias=bias)[0])
+                for key, read in readers.items():
+                    found[key].append(read(h, targets))
+                done += len(targets)
+                if seen is not None:
+                    seen(done)
+            return joined()
+    except (KeyboardInterrupt, Terminated) as signal:
+        if keep:
+            raise Stopped(joined(), signal) from None
+        raise
 
 
-def read_shown(model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool) -> dict[str, Tensor]:
+def read_shown(
+    model: LanguageModel, ids: Tensor, memories: Memories, label: str, quiet: bool, keep: bool = False
+) -> dict[str, Tensor]:
     """Call `read_parts` and show its progress."""
     with Progress(label, total=len(ids) - 1, unit="words", quiet=quiet) as progress:
-        return read_parts(model, ids, memories, seen=progress.update)
+        return read_parts(model, ids, memories, seen=progress.update, keep=keep)
 
 
 def mixture(parts: Parts, memories: Memories) -> Tensor:

@@ -19,10 +19,10 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import write_json
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import score_table, text_of
+from hebbian_softmax.lab.language.evaluation import score_table
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
 from hebbian_softmax.lab.language.memories.settings import KINDS
-from hebbian_softmax.lab.language.memories.sweep import MemoryRows
+from hebbian_softmax.lab.language.memories.sweep import MemoryRows, words_read
 from hebbian_softmax.lab.language.names import ONLY, TEXTS, ModelName
 from hebbian_softmax.lab.report.figures import STYLES, as_png, require_extras
 from hebbian_softmax.lab.report.page import refresh_page
@@ -56,7 +56,7 @@ def keep_words(run: Run, model: ModelName, found: MemoryRows, corpus: Corpus) ->
         arrays: dict[str, Any] = {name: (-log_prob).float().numpy() for name, log_prob in parts.items()}
         arrays["nll"] = np.stack([losses.float().numpy() for losses in found.losses(split)])
         arrays["rows"] = np.array([row.memories.name for row in found.rows])
-        arrays["ids"] = text_of(corpus, split)[1:].numpy()
+        arrays["ids"] = words_read(corpus, split, parts).numpy()
         arrays["corpus"] = np.array(corpus.fingerprint)
         files.append(words_file(model, split))
         write_atomic(run.path / files[-1], partial(np.savez_compressed, **arrays))
@@ -72,8 +72,10 @@ def keep_view(
     """
     split, memories = list(found.parts)[-1], found.rows[-1].memories
     parts = found.parts[split]
-    stretch = choose_stretch(parts, memories) if wanted is None else wanted
-    words = view(parts, memories, text_of(corpus, split)[1:], corpus.words, stretch)
+    if wanted is None or wanted[1] > len(parts["model"]):  # the reading was stopped before it
+        wanted = choose_stretch(parts, memories)
+    stretch = wanted
+    words = view(parts, memories, words_read(corpus, split, parts), corpus.words, stretch)
     file = f"{model.file_prefix}memory-view.json"
     content = {"split": split, "first": stretch[0], "last": stretch[1], "words": [each.as_plain() for each in words]}
     write_json(run.path / file, content)
@@ -127,6 +129,7 @@ def sentences(measured: Measured) -> list[str]:
             said[-1] += f" beside {' and '.join(beside)}" if beside else ""
             known = row.memories
         lines.append(_of(name) + "; ".join(said) + ".")
+        lines += found.notes
         if found.sweep is not None:
             lines.append(f"The mean of ‖h‖² is {found.sweep.squared_norm:.3g}.")
             lines += found.sweep.notes

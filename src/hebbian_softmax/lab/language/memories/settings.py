@@ -73,6 +73,8 @@ def add_memory_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--sweep", action="store_true", help=help)
     help = "the predictions to show word by word, counted from 0 (default: the 60 where the memory helped most)"
     group.add_argument("--words", metavar="FIRST:LAST", type=stretch, help=help)
+    help = "read only the first N words of each text (default: all)"
+    group.add_argument("--max-words", metavar="N", type=integer(1), help=help)
     help = "MiB that each memory may work in (default: as in docs/memory.md)"
     group.add_argument("--workspace", metavar="MIB", type=integer(1, 2**20), help=help)
     for kind in KINDS:
@@ -97,19 +99,26 @@ def check_options(arguments: argparse.Namespace) -> None:
         if arguments.sweep and arguments.split == "test":
             raise LabError("--sweep chooses on the validation text: give --split both, or valid to leave the test out")
     else:
-        for name in ("words", "workspace"):
+        for name in ("words", "max_words", "workspace"):
             if getattr(arguments, name) is not None:
-                raise LabError(f"--{name} goes with memories: give --cache, --mbpa or --sweep, too")
+                raise LabError(f"{option_name(name)} goes with memories: give --cache, --mbpa or --sweep, too")
+    if arguments.sweep and arguments.max_words is not None:
+        raise LabError("--max-words is for memories that are given: omit it, since a sweep measures whole texts")
 
 
 def memories_of(arguments: argparse.Namespace) -> Memories:
-    """Return the memories to measure with. One whose size is not given is as large as the one before it."""
+    """Return the memories to measure with. One whose size is not given is as large as the one before it, if given."""
     used: list[Memory] = []
     for kind in KINDS:
         if getattr(arguments, kind.key):
-            size = {"size": used[-1].size} if used else {}
+            size = {"size": used[-1].size} if used and not chooses_size(arguments) else {}
             used.append(cast(Any, kind)(**{**size, **given_options(arguments, kind, kind_option(kind))}))
     return Memories(tuple(used), workspace_of(arguments))
+
+
+def chooses_size(arguments: argparse.Namespace) -> bool:
+    """Return whether there is a cache whose size is to be chosen on the validation text."""
+    return arguments.cache and not arguments.sweep and arguments.cache_size is None
 
 
 def kinds_of(arguments: argparse.Namespace) -> tuple[type[Memory], ...]:

@@ -89,6 +89,10 @@ class MemoryRows:
     parts: Mapping[str, Mapping[str, Tensor]]
     """The log-probabilities that the rows come from, by split, then by `model` or the key of a memory."""
     sweep: Sweep | None = None
+    notes: Sequence[str] = ()
+    """Sentences on how memories were chosen that no sweep has chosen, and on words that were not read."""
+    stopped: BaseException | None = None
+    """The signal that ended the reading, if it was ended."""
 
     def losses(self, split: str) -> list[Tensor]:
         """Return -log p of every word, row by row."""
@@ -186,12 +190,17 @@ def read_grid(stage: Stage, kind: type[Memory]) -> dict[str, Tensor]:
         return found
 
 
+def words_read(corpus: Corpus, split: str, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the words of a text that were predicted: all, or those before somebody stopped."""
+    return text_of(corpus, split)[1 : 1 + len(parts["model"])]
+
+
 def score_rows(corpus: Corpus, rows: Sequence[Memories], parts: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
     """Return the perplexities of each mixture on each split, in all and by frequency.
 
     A perplexity that is not finite raises a `DivergedError`.
     """
-    targets = {split: text_of(corpus, split)[1:] for split in parts}
+    targets = {split: words_read(corpus, split, part) for split, part in parts.items()}
     found = [
         Row(each, {name: score(mixture(part, each), targets[name], corpus.counts) for name, part in parts.items()})
         for each in rows

@@ -1,0 +1,132 @@
+"""Measuring a model with memories that the command line gives: what it will cost, a size for the cache, the texts.
+
+Reading can be stopped at any time: what has been read by then is measured.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.progress import format_seconds
+from hebbian_softmax.lab.data.corpus import Corpus
+from hebbian_softmax.lab.language.evaluation import text_of
+from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.memory import (
+    ALONE,
+    Memories,
+    Stage,
+    Stopped,
+    layer_of,
+    pieces,
+    ranked_points,
+    read_shown,
+    usable,
+)
+from hebbian_softmax.lab.language.memories.settings import Grids
+from hebbian_softmax.lab.language.memories.store import Store
+from hebbian_softmax.lab.language.memories.sweep import MemoryRows, read_grid, score_rows
+from hebbian_softmax.lab.language.model import LanguageModel
+from hebbian_softmax.lab.language.names import TEXTS
+
+CACHE_SIZES = (500, 1000, 2000, 5000, 10_000)
+"""The sizes of the cache to choose from, where none is given."""
+SAMPLE = 64
+"""Words that are read to find out how long reading takes."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The texts to read with memories, and how."""
+
+    corpus: Corpus
+    splits: Sequence[str]
+    max_words: int | None
+    """The number of words to predict of each text; None: all."""
+    choose_size: bool
+    """Whether the size of the cache is chosen on the validation text."""
+    quiet: bool
+
+    def text(self, split: str) -> Tensor:
+        """Return the part of a text that is read: one word more than are predicted."""
+        ids = text_of(self.corpus, split)
+        return ids if self.max_words is None else ids[: self.max_words + 1]
+
+
+def measure_given(model: LanguageModel, memories: Memories, reading: Reading, label: str) -> MemoryRows:
+    """Measure a model with the memories given, adding one after the other.
+
+    If the reading is stopped, the rows are of what was read: a note says so, and `stopped` is the signal. Without a
+    word read, the signal goes on.
+    """
+    notes: list[str] = []
+    parts: dict[str, Mapping[str, Tensor]] = {}
+    stopped: BaseException | None = None
+    if not reading.quiet:
+        say(f"{label} with memories: {cost(model, memories, reading)}")
+    if reading.choose_size:
+        memories, note = with_cache_size(model, memories, reading, label)
+        notes.append(note)
+    for split in reading.splits:
+        title = f"{label} with memories, {TEXTS[split]} text"
+        try:
+            parts[split] = read_shown(model, reading.text(split), memories, title, reading.quiet, keep=True)
+        except Stopped as stop:
+            stopped, read = stop.signal, len(stop.parts["model"])
+            if read:
+                parts[split] = stop.parts
+                total = len(reading.text(split)) - 1
+                notes.append(f"Stopped after {read:,} of {total:,} words of the {TEXTS[split]} text.")
+            break
+    if stopped is not None and not parts:
+        raise stopped
+    rows = [Memories(memories.used[:count]) for count in range(len(memories.used) + 1)]
+    return MemoryRows(score_rows(reading.corpus, rows, parts), parts, notes=notes, stopped=stopped)
+
+
+def with_cache_size(model: LanguageModel, memories: Memories, reading: Reading, label: str) -> tuple[Memories, str]:
+    """Return the memories with the size of the cache that is best on the validation text, and a note on the choice."""
+    cache = memories.of(CacheSettings)
+    assert cache is not None
+    grids = Grids(thetas=(cache.theta,), sizes=CACHE_SIZES, cache_shares=(cache.share,))
+    store = Store(None, "", "")
+    stage = Stage(model, reading.text("valid"), grids, 0, store, memories.workspace, label, reading.quiet)
+    found = read_grid(stage, CacheSettings)
+    candidates = CacheSettings.candidates(grids, ALONE)
+    log_probs = dict(zip(candidates, found["cache"].flatten(0, -2), strict=True))
+    points = ranked_points({"model": found["model"]}, log_probs, ALONE, grids)
+    sizes = {point.memories.used[0].size: point.perplexity for point in points}
+    best = next(iter(sizes))
+    tried = ", ".join(f"{sizes[size]:.4g} with {size:,}" for size in CACHE_SIZES)
+    note = f"The cache's n = {best:,} was chosen on the validation text, whose perplexity is {tried}."
+    used = tuple(replace(each, size=best) if isinstance(each, CacheSettings) else each for each in memories.used)
+    return replace(memories, used=used), note
+
+
+@torch.no_grad()
+def cost(model: LanguageModel, memories: Memories, reading: Reading) -> str:
+    """Say how long all texts will take, from the time of a few words with memories that are full."""
+    words = sum(len(reading.text(split)) - 1 for split in reading.splits)
+    ids = reading.text(reading.splits[0])
+    began = time.monotonic()
+    with usable():
+        h, targets = next(pieces(model, ids[: SAMPLE + 1], piece=SAMPLE))
+        model_seconds = time.monotonic() - began
+        seconds = 0.0
+        for each in memories.used:
+            many = min(each.size, len(ids) - 1)
+            at = torch.arange(many, device=h.device) % len(h)
+            # Not the same numbers again and again, whose distances would be 0.
+            stored = h[at] + 0.01 * h.float().std() * torch.randn_like(h[at])
+            read = each.reader(layer_of(model), memories.workspace, (stored.to(h.dtype), targets[at]))
+            read(h, targets)  # for the first time, kernels are compiled and memory is found
+            began = time.monotonic()
+            float(read(h, targets).sum())
+            seconds += time.monotonic() - began
+    total = (model_seconds + seconds) / len(h) * words
+    return (
+        f"about {format_seconds(total)} for {words:,} words; --max-words N reads fewer, and Ctrl-C keeps what was read"
+    )
