@@ -18,7 +18,7 @@ from tests.lab.processes import start, wait_for
 from tests.lab.test_cli import call, error_line, new_run, numbers
 
 SMALL = ["compare", "toy", "--steps", "50", "--filters", "4", "--device", "cpu"]
-FILES = {"config.json", "log.jsonl", "checkpoint.pt", "result.json", "curriculum.png", "page.html"}
+FILES = {"config.json", "log.jsonl", "checkpoint.pt", "result.json", "curriculum.png", "answers.png", "page.html"}
 
 
 def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.data import TEST_DRAWINGS
 from hebbian_softmax.lab.images.fleet import Runner
 from hebbian_softmax.lab.images.learner import Learner, Method
 from hebbian_softmax.lab.images.reproduce import beyond
@@ -223,3 +224,23 @@ def test_images_of_another_shape_are_learned() -> None:
     weights_after(learner)
     assert learner.head.in_features == 4 * 2 * 2
     assert int(learner.head.counts.sum()) == 3 * 32
+
+
+@pytest.mark.parametrize("active_only", [False, True])
+def test_answers_are_those_that_a_check_counts(active_only: bool) -> None:
+    learner = small(Method(hebbian=False, active_only=active_only))
+    for _ in range(3):
+        learner.step()
+    labels = learner.labels[: int(learner.active)]
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    answers = learner.answers(labels)
+    learner.network.eval()
+    images = learner.images[learner.order[labels], 0].unsqueeze(1) / 255
+    probabilities = learner.logits(learner.network(images)).softmax(1)
+    assert [answer.right for answer in answers] == (probabilities.argmax(1) == labels).tolist()
+    for answer, row in zip(answers, probabilities, strict=True):
+        assert answer.probability == pytest.approx(float(row.detach().max()))
+        guess = int(row.argmax())
+        assert torch.equal(answer.example, learner.images[learner.order[guess], TEST_DRAWINGS])
+    for name, value in learner.network.state_dict().items():
+        assert torch.equal(value, before[name])

@@ -66,6 +66,15 @@ def finished(folder: Path, text: str = "plain text", seed: int = 0) -> Run:
     return run
 
 
+def test_the_summary_comes_first_and_settings_are_those_that_were_used(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "demo", "compare demo", {"seed": 0, "hidden": 0})
+    save_result(run, Result("title", "what was seen", {}, [Table("t", ["a"], [["b"]])], [], [], {"hidden": 512}), {})
+    text = check(render_page([run])).text
+    places = [text.index(each) for each in ("title", "what was seen", "A Hebbian softmax is", "Settings", "512")]
+    assert places == sorted(places)
+    assert text.count("what was seen") == 1
+
+
 def test_a_result_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     run = finished(tmp_path)
     result = load_result(run)

@@ -22,12 +22,13 @@ from hebbian_softmax.lab.images.curriculum import BATCH, CHECK_EVERY, Curriculum
 from hebbian_softmax.lab.images.data import ImageSet, ImageSource
 from hebbian_softmax.lab.images.fleet import Runner, Threads, start
 from hebbian_softmax.lab.images.learner import Learner, Method
-from hebbian_softmax.lab.images.tables import draw_two, tabulate_two
+from hebbian_softmax.lab.images.tables import draw_answers, draw_two, tabulate_two
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 
 SOURCES = (glyphs.SOURCE, omniglot.SOURCE)
 NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
+SHOWN = 10  # classes whose drawings are shown with what both heads take them for
 SCALES = (50, 100, 200, 500, 1000, 2000)  # numbers of classes that a full bar stands for
 
 
@@ -109,8 +110,28 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings) ->
             f"{NAMES[faster[0]].capitalize()} had {target} classes after {second:,} steps, "
             f"{NAMES[slower[0]]} after {first:,}. "
         )
-    among = "all classes, also those to come" if settings.softmax == "all" else "the classes that have come so far"
+    among = "the classes that have come so far"
+    if settings.softmax == "all":
+        among = "all classes, also those to come"
+        words += (
+            "Where it is known which classes can occur, leaving the others out (--softmax active) helps plain softmax. "
+        )
     return f"{words}Both chose among {among}. This is one seed."
+
+
+def show_answers(comparison: Comparison) -> tuple[Figure, bytes]:
+    """Return a picture of the newest classes that both learners have met, and of what each head takes them for."""
+    met = min(int(learner.active) for learner in comparison.learners.values())
+    learners = {NAMES[name]: learner for name, learner in comparison.learners.items()}
+    first = next(iter(learners.values()))
+    labels = first.labels[max(0, met - SHOWN) : met]
+    answers = {title: learner.answers(labels) for title, learner in learners.items()}
+    caption = (
+        f"Test drawings of the newest {len(labels)} classes that both have met. Below each, for both heads: a training "
+        "drawing of the class that it is taken for, whether that is right, and with which probability."
+    )
+    drawings = list(first.images[first.order[labels], 0])
+    return Figure("answers.png", caption), draw_answers(drawings, answers)
 
 
 def suggest(name: str, settings: CurriculumSettings) -> list[str]:
@@ -187,6 +208,7 @@ class Comparing(Recipe):
                 quiet=quiet,
                 show=ContendersProgress,
             )
+            answers, picture = show_answers(comparison)
         histories = comparison.histories
         caption = "Left: classes against training steps for both heads. Right: the steps that each level took."
         result = Result(
@@ -198,10 +220,10 @@ class Comparing(Recipe):
                 **{name: {"reached": history.reached, **history.state_dict()} for name, history in histories.items()},
             },
             tables=[tabulate_two(histories, NAMES)],
-            figures=[Figure("curriculum.png", caption)],
+            figures=[Figure("curriculum.png", caption), answers],
             next_steps=suggest(self.name, settings),
         )
-        return result, {"curriculum.png": draw_two(histories, NAMES)}
+        return result, {"curriculum.png": draw_two(histories, NAMES), answers.file: picture}
 
 
 def comparing(source: ImageSource, checkpoint_seconds: float = 5.0) -> Comparing:

@@ -64,6 +64,16 @@ class Method:
         return not (self.hebbian and self.objective in ("svm", "smax"))
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a head takes a drawing for."""
+
+    right: bool
+    probability: float
+    example: Tensor
+    """A training drawing of the class that the head has chosen."""
+
+
 class Learner:
     """A network, its head and its optimizer on the curriculum.
 
@@ -199,6 +209,18 @@ class Learner:
         self.network.train()
         self.head.train()
         return right
+
+    @torch.no_grad()
+    def answers(self, labels: Tensor) -> list[Answer]:
+        """Return what the head takes a test drawing of each of these classes for. The learner stays as it is."""
+        self.network.eval()
+        self.head.eval()
+        probabilities, guesses = self.logits(self._features(labels, slice(0, 1))).softmax(1).max(1)
+        self.network.train()
+        self.head.train()
+        examples = self.images[self.order[guesses], TEST_DRAWINGS]
+        found = zip(labels.tolist(), guesses.tolist(), probabilities.tolist(), examples, strict=True)
+        return [Answer(label == guess, probability, example) for label, guess, probability, example in found]
 
     def class_means(self, capacity: int) -> Tensor:
         """Return the mean training activation of each class. Those of inactive classes are placed far away."""

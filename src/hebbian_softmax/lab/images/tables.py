@@ -1,10 +1,14 @@
 """Tables and figures of the image curriculum (section 4.1 and the appendix on Omniglot)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
-from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
+from hebbian_softmax.lab.images.learner import Answer
+from hebbian_softmax.lab.report.figures import STYLES, Line, Panel, as_png, line_figure, require_extras
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 MILESTONES = (50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500)  # classes
@@ -42,6 +46,37 @@ def draw_two(histories: Mapping[str, History], names: Mapping[str, str]) -> byte
             Panel("steps on each level", levels, x_label="classes of the level", y_label="training steps"),
         ]
     )
+
+
+def draw_answers(drawings: Sequence[Tensor], answers: Mapping[str, Sequence[Answer]]) -> bytes:
+    """Draw test drawings in a row, and below each what every head takes it for, with its probability.
+
+    A right answer has a frame of one colour and line, a wrong one of another.
+    """
+    require_extras()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.1 * len(drawings) + 1.4, 1.35 * (1 + len(answers))), layout="constrained")
+    grid = figure.subplots(1 + len(answers), len(drawings), squeeze=False)
+    for column, drawing in enumerate(drawings):
+        _draw_one(grid[0][column], drawing)
+        for row, found in enumerate(answers.values(), start=1):
+            answer, axes = found[column], grid[row][column]
+            _draw_one(axes, answer.example)
+            axes.set_xlabel(f"{'right' if answer.right else 'wrong'}, {100 * answer.probability:.0f} %", fontsize=8)
+            for spine in axes.spines.values():
+                spine.set(visible=True, color=STYLES[0 if answer.right else 1][0], linewidth=2)
+                spine.set_linestyle("-" if answer.right else ":")
+    for axes, title in zip(grid[:, 0], ["drawn", *answers], strict=True):
+        axes.set_ylabel(title.replace(" ", "\n"), fontsize=9)
+    return as_png(figure)
+
+
+def _draw_one(axes: Any, drawing: Tensor) -> None:
+    axes.imshow(drawing.cpu().numpy(), cmap="gray")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def draw_levels(groups: Mapping[str, Group]) -> bytes:

@@ -16,6 +16,10 @@ from hebbian_softmax.lab.report.result import Result, load_result
 from hebbian_softmax.lab.report.tables import Table, format_cell
 
 PNG = b"\x89PNG\r\n\x1a\n"
+THE_RULE = (
+    "A Hebbian softmax is the same layer as a plain one; after each optimizer step, it also writes the network's "
+    "activations into the weight rows of classes that were seen few times."
+)
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; }
@@ -29,6 +33,9 @@ thead th { border-bottom: 2px solid #888; }
 figure { margin: 1.5rem 0; }
 img { max-width: 100%; height: auto; }
 figcaption, .quiet { color: #555; font-size: .9rem; }
+.lead { font-size: 1.15rem; }
+details { margin: 1rem 0; }
+summary { cursor: pointer; font-weight: 600; }
 code { background: #f3f3f3; padding: .1rem .3rem; }
 """
 
@@ -61,7 +68,7 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
     results = [load_result(run) for run in runs]
     titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
     title = titles[0] if len(runs) == 1 else f"{len(runs)} runs"
-    sections = [_section(run, result) for run, result in zip(runs, results, strict=True)]
+    sections = [_section(run, result, len(runs) == 1) for run, result in zip(runs, results, strict=True)]
     overview = [_overview(runs, results)] if len(runs) > 1 else []
     return "\n".join(
         [
@@ -70,6 +77,8 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{_text(title)}</h1>",
+            *(f'<p class="lead">{_text(result.summary)}</p>' for result in results if result and len(runs) == 1),
+            f'<p class="quiet">{_text(THE_RULE)}</p>',
             *overview,
             *(_image(image, caption) for caption, image in images),
             *(_table(table) for table in tables),
@@ -81,16 +90,23 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
 
 def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
     """Return a table of the settings that differ between the runs, and of their summaries."""
-    names = sorted({name for run in runs for name in run.settings})
-    differing = [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]
+    settings = [_settings(run, result) for run, result in zip(runs, results, strict=True)]
+    names = sorted({name for each in settings for name in each})
+    differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
     rows = []
     for run, result in zip(runs, results, strict=True):
-        values = [_as_text(run.settings.get(name)) for name in differing]
+        values = [_as_text(_settings(run, result).get(name)) for name in differing]
         rows.append([run.path.name, *values, result.summary if result else "not finished"])
     return _table(Table("The runs", ["run", *differing, "what was seen"], rows))
 
 
-def _section(run: Run, result: Result | None) -> str:
+def _settings(run: Run, result: Result | None) -> Mapping[str, Any]:
+    """Return the settings of a run, and where they were left to a preset the preset's."""
+    return run.settings if result is None else {**run.settings, **result.settled}
+
+
+def _section(run: Run, result: Result | None, alone: bool) -> str:
+    """Return what is shown of a run; the summary of a run that is alone stands at the top of the page."""
     parts = [f"<section><h2>{_text(run.path.name)}</h2>"]
     if result is None:
         records = run.records()
@@ -100,7 +116,7 @@ def _section(run: Run, result: Result | None) -> str:
             rows = [[name, value] for name, value in records[-1].items()]
             parts.append(_table(Table("Last record of the log", ["name", "value"], rows)))
     else:
-        parts.append(f"<p>{_text(result.summary)}</p>")
+        parts += [] if alone else [f"<p>{_text(result.summary)}</p>"]
         parts += [_table(table) for table in result.tables]
         for figure in result.figures:
             path = run.path / figure.file
@@ -109,9 +125,11 @@ def _section(run: Run, result: Result | None) -> str:
             lost = f"<p>The figure {_text(path.name)} is {state}.</p>"
             parts.append(_image(image, figure.caption) if is_whole_png(image) else lost)
     parts += [
-        _facts("Settings", run.settings),
+        "<details><summary>Settings, versions and hardware</summary>",
+        _facts("Settings", _settings(run, result)),
         _facts("Versions", run.config["versions"]),
         _facts("Hardware", run.config["hardware"]),
+        "</details>",
         f'<p class="quiet">Command <code>hebbian {_text(run.command)}</code>, '
         f"started {_text(run.config['started'])}.</p></section>",
     ]

@@ -1,7 +1,7 @@
 """The result of a finished run in a form that any page or table can show: the content of `result.json`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ class Figure:
 class Result:
     """The outcome of a run: `metrics` are the raw numbers by name; everything else is made from them for people.
 
-    `summary` consists of plain sentences about what was seen, and `next_steps` are commands worth trying.
+    `summary` consists of plain sentences about what was seen, and `next_steps` are commands worth trying. `settled` are
+    the values of settings that were left to a preset, by their names.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Result:
     tables: Sequence[Table]
     figures: Sequence[Figure]
     next_steps: Sequence[str]
+    settled: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
 def save_result(run: Run, result: Result, images: Mapping[str, bytes]) -> None:
@@ -68,8 +70,10 @@ def _check(result: Result) -> None:
         raise TypeError("a title, a sentence or a name is not text")
     if not all(cell is None or isinstance(cell, str | int | float) for cell in cells):
         raise TypeError("a cell of a table is neither text nor a number")
-    if not isinstance(result.metrics, Mapping) or isinstance(result.next_steps, str):
-        raise TypeError("the metrics or the next steps are of another type")
+    if not all(isinstance(each, Mapping) for each in (result.metrics, result.settled)):
+        raise TypeError("the metrics or the settled settings are not named values")
+    if isinstance(result.next_steps, str):
+        raise TypeError("the next steps are of another type")
     if any(figure.file != Path(figure.file).name for figure in result.figures):
         raise ValueError("a figure is outside the run folder")
 

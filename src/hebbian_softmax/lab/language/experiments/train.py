@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
         next_steps=suggest(name, settings, steps),
+        settled={**asdict(settings.sizes), "steps": steps},
     )
     labels = {"this run" if head == ONLY else head.title: head for head in heads}
     return result, {"perplexity.png": draw_curves({label: [records] for label in labels}, labels)}
