@@ -284,7 +284,7 @@ class NaiveHead:
             return
         h, targets = torch.stack([h for h, _ in kept]), torch.tensor([target for _, target in kept])
         theta, running = self.parameters["weight"], self.running
-        begun = running.batches >= start
+        begun, steps_write = running.batches >= start, running.batches >= self.start
         center = running.mean if self.center else torch.zeros_like(running.mean)
         if self.scale == "match":
             first = running.row_batches == 0
@@ -298,7 +298,7 @@ class NaiveHead:
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)
         for target in targets.tolist():
-            self.since[target] += int(begun and self.memorizing)
+            self.since[target] += int(steps_write and self.memorizing)
 
     def _saw(self, *values: Tensor) -> None:
         self.size = max([self.size, *(_largest(value) for value in values)])

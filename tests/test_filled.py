@@ -119,9 +119,10 @@ MEMORY = [name for name in HebbianSoftmax(4, 6, **OK).state_dict() if name != "w
         ([], [0] * 6),
         (["weight", *MEMORY], [0, 1, 2, 3, 4, 5]),
         (["weight", *(name for name in MEMORY if name != "filled")], [0, 1, 2, 3, 4, 5]),
+        (["weight", *(name for name in MEMORY if name not in ("filled", "since_start"))], [0, 1, 2, 3, 4, 5]),
         ([name for name in MEMORY if name != "counts"], [0] * 6),
     ],
-    ids=["plain checkpoint", "new rows", "whole", "saved without the constant", "another number of classes"],
+    ids=["plain checkpoint", "new rows", "whole", "saved without the constant", "version 0.1", "other classes"],
 )
 def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int], use: str) -> None:
     head = marked_by_transformers(*names)
@@ -132,6 +133,7 @@ def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int
         head.load_state_dict(state)
     attach(head)
     assert head.counts.tolist() == counts
+    assert head.since_start.tolist() == (counts if "counts" in names and "since_start" not in names else [0] * 6)
     assert not head.running.mean.any()
 
 

@@ -164,7 +164,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
             nn.utils.clip_grad_norm_(self.head.parameters(), 0.1, foreach=how == "clip with foreach")
         self.adopt_gradients()
 
-    @rule(lr=st.sampled_from([0.1, 0.05, 0.0, 0.2]))
+    @rule(lr=st.sampled_from([0.1, 0.03, 0.0, 0.2, 0.007]))
     def schedule(self, lr: float) -> None:
         self.change_learning_rate(lr)
 

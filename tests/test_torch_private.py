@@ -125,8 +125,9 @@ def test_batched_gradients() -> None:
     y = x * 2
     y.register_hook(lambda grad: seen.append(_torch.is_batched(grad)))
     torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, retain_graph=True)
+    torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True))(torch.eye(2))
     torch.autograd.grad(y, x, torch.ones(2))
-    assert seen == [True, False]
+    assert seen == [True, True, False]
 
 
 def test_assertions_on_the_device() -> None:

@@ -117,11 +117,12 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` stands for several tensors, as gradients do under ``is_grads_batched=True``.
+    """Return whether ``tensor`` stands for several, as gradients do under ``is_grads_batched=True`` and in ``vmap``.
 
     Uses ``torch._C._dispatch_keys`` and ``torch._C._dispatch_key_parse`` (torch 2.11 and 2.13).
     """
-    return bool(torch._C._dispatch_keys(tensor).has(torch._C._dispatch_key_parse("Batched")))
+    keys = torch._C._dispatch_keys(tensor)
+    return any(keys.has(torch._C._dispatch_key_parse(name)) for name in ("Batched", "FuncTorchBatched"))
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:

@@ -61,6 +61,11 @@ def is_hopper(device: torch.device, shared_memory: int = 0) -> bool:
     return bool(properties.major >= 9 and has >= shared_memory)
 
 
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being recorded, during which nothing may be read back."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 @cache
 def processors(device: torch.device) -> int:
     """Return the number of processors of a GPU, which programs take turns on; 4 on a CPU."""

@@ -101,6 +101,8 @@ def _fill(head: HebbianSoftmax, loaded: set[str]) -> None:
         for name, buffer in head.named_buffers():
             if name in kept:
                 buffer.copy_(kept[name])
+        if "counts" in kept and "since_start" not in kept:  # version 0.1 wrote from the first step on
+            head.since_start.copy_(head.counts)
     if trained and "counts" not in kept:
         tell_familiar(head, "head.reset_memory(counts)")
 

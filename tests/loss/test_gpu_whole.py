@@ -135,20 +135,49 @@ def test_one_tensor_as_both_operands() -> None:
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
 
 
-def test_several_upstream_gradients_at_once() -> None:
+@pytest.mark.parametrize("by_vmap", [False, True])
+def test_several_upstream_gradients_at_once(by_vmap: bool) -> None:
     h, w, target = make(5, 8, 37, torch.float16)
     factors = torch.tensor([1.0, -2.0, 0.5], device=DEVICE)
-    found = torch.autograd.grad(ours(h, w, target), (h, w), factors, is_grads_batched=True)
+    loss = ours(h, w, target)
+    if by_vmap:
+        found = torch.vmap(lambda factor: torch.autograd.grad(loss, (h, w), factor, retain_graph=True))(factors)
+    else:
+        found = torch.autograd.grad(loss, (h, w), factors, is_grads_batched=True)
     for i, factor in enumerate(factors.tolist()):
         expected = with_gradients(eager(h, w, target), (h, w), factor)[1:]
         for each, right in zip(found, expected, strict=True):
             torch.testing.assert_close(each[i], right, rtol=2e-3, atol=1e-4)
 
 
+def test_a_backward_pass_that_fails_midway_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then the gradient stands in the place of the logits."""
+    h, w, target = make(5, 8, 37, torch.float16)
+    loss, product = ours(h, w, target), torch.mm
+
+    def too_small(*arguments: Any, **options: Any) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "mm", too_small)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss.backward()
+    monkeypatch.setattr(torch, "mm", product)
+    with pytest.raises(RuntimeError, match="compute the loss again"):
+        loss.backward()
+
+
 def test_saved_tensors_may_be_moved() -> None:
     """Rows of 37 logits are padded, which must outlive a copy of what was saved."""
     h, w, target = make(5, 8, 37, torch.float16)
     with torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each):
+        loss = ours(h, w, target)
+    check(with_gradients(loss, (h, w)), h, w, target)
+
+    def elsewhere(tensor: Tensor) -> Tensor:
+        room = tensor.new_empty(tensor.numel() + 1)[1:]  # not at a multiple of 16 bytes
+        return room.view(tensor.shape).copy_(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(elsewhere, lambda each: each):
         loss = ours(h, w, target)
     check(with_gradients(loss, (h, w)), h, w, target)
 

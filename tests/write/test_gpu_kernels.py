@@ -124,7 +124,7 @@ def test_timing(
     strength: tuple[float, float] | str, rate: Callable[[Tensor, Tensor], Tensor] | None, device: str
 ) -> None:
     lr, highest = (torch.tensor(each, device=device) for each in (0.03, 0.1)) if strength == "tensors" else strength
-    head = head_of(device, limit=50, rate=rate)
+    head = head_of(device, limit=50, rate=rate, start=2)
     before = head.weight.detach().clone()
     compare(head, [[batch(device, 14, CLASSES - 4)], [batch(device, 14, CLASSES - 4)]], Timing(2, lr, highest))
     assert torch.equal(head.weight, before)

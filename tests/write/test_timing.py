@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.write.timing import Timing, begin_group, timing_of_step
 from tests.heads import assert_same_bits, attached_head, copied_state, train
 
 LITERAL: dict[str, Any] = {"scale": 1.0, "center": False, "gamma": 0.5, "limit": 1000}
@@ -58,6 +59,54 @@ def test_a_constant_learning_rate_and_a_warm_up_change_nothing(schedule: str) ->
     assert torch.isfinite(states[0]["weight"]).all()
 
 
+def test_without_any_learning_rate_above_0_writes_are_full() -> None:
+    head, optimizer = literal_head(fade=True)
+    assert [write_one(head, optimizer, 0.0) for _ in range(4)] == pytest.approx([1, 1, 0.5, 0.5])
+
+
+def test_the_ratio_has_the_precision_of_float64() -> None:
+    old = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert Timing(0, 0.02, 0.1).strength() == 0.02 / 0.1
+            lr, highest = (torch.tensor(each, dtype=torch.float64) for each in (2e-8, 2.5e-8))
+            assert float(Timing(0, lr, highest).strength()) == 2e-8 / 2.5e-8
+    finally:
+        torch.set_default_dtype(old)
+    head, optimizer = literal_head(fade=True)
+    rates = [write_one(head, optimizer, lr) for lr in (0.1, 0.1, 0.007)]
+    assert rates[2] == pytest.approx(0.5 * (0.007 / 0.1), rel=1e-12)
+
+
+def test_every_step_notes_its_learning_rate() -> None:
+    head, optimizer = literal_head(fade=True)
+    write_one(head, optimizer, 0.1)
+    write_one(head, optimizer, 0.1)
+    optimizer.param_groups[0]["lr"] = 0.2
+    optimizer.zero_grad()
+    head.loss(torch.randn(1, 4, dtype=torch.float64), torch.tensor([1]), remember=False).backward()
+    optimizer.step()
+    assert write_one(head, optimizer, 0.1) == pytest.approx(0.25)
+
+
+def test_learning_rates_on_a_device_stay_there() -> None:
+    group: dict[str, Any] = {"lr": torch.zeros((), device="meta")}
+    begin_group(group)
+    assert group["highest_lr"].device.type == "meta"
+    for lr in (torch.zeros((), device="meta"), torch.zeros(1, device="meta")):
+        group["lr"] = lr
+        timing = timing_of_step(group, 3)
+        assert timing.start == 3
+        assert timing.highest is group["highest_lr"]
+        assert isinstance(timing.lr, Tensor)
+        assert isinstance(timing.highest, Tensor)
+        assert {timing.lr.shape, timing.highest.shape} == {lr.shape}
+        strength = timing.strength()
+        assert isinstance(strength, Tensor)
+        assert (strength.dtype, strength.shape, strength.device.type) == (torch.float64, (), "meta")
+
+
 def test_a_class_that_first_comes_at_the_end_of_a_cosine_is_written_whole() -> None:
     head, optimizer = literal_head(fade=True)
 
@@ -88,6 +137,11 @@ def test_memorize_neither_waits_nor_fades() -> None:
     write_one(head, optimizer, 0.0)
     head.memorize(h, torch.tensor([2]))
     assert torch.equal(head.weight[2], h[0])
+    assert not head.since_start.any()  # steps have not begun to write
+    write_one(head, optimizer, 0.1)
+    assert write_one(head, optimizer, 0.02, label=2) == pytest.approx(1)
+    head.memorize(h, torch.tensor([4]))
+    assert write_one(head, optimizer, 0.02, label=4) == pytest.approx(0.2)
 
 
 def test_not_memorizing_is_no_first_write() -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hebbian_softmax import _torch
+from hebbian_softmax._triton import is_capturing
 from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import FsdpPending, ShardedPending
@@ -120,14 +121,14 @@ class Attachment:
                 "head.weight was replaced after head.attach(optimizer), so this optimizer no longer trains it; "
                 "tie, load and fully_shard first, make the optimizer, then attach"
             )
-        if head.filled is not head.checked_filled and not _is_capturing():  # the head was moved, or emptied
+        if head.filled is not head.checked_filled and not is_capturing():  # the head was moved, or emptied
             ensure_filled(head)
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skips its step where this is not 0
         if isinstance(found_inf, Tensor) and found_inf.device.type != "cpu":
             self.pending.skip_if(found_inf)
         elif isinstance(found_inf, Tensor) and bool(found_inf):
             return None
-        if not self._checked_for_copy and optimizer.state.get(self.weight) and not _is_capturing():
+        if not self._checked_for_copy and optimizer.state.get(self.weight) and not is_capturing():
             _check_for_copy(optimizer, self.weight)
             self._checked_for_copy = True
         taken = self.pending.take()
@@ -140,7 +141,7 @@ class Attachment:
 
     def timing(self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer) -> Timing:
         """Return the timing of the running step's write; a real step asks once, even if it has nothing to write."""
-        return timing_of_step(_group_of(optimizer, self.weight), head.start, head.fade)
+        return timing_of_step(_group_of(optimizer, self.weight) if head.fade else None, head.start)
 
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
         """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
@@ -283,8 +284,3 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
                 f"{type(optimizer).__name__} keeps its own copy of the weight (state {name!r}) and would overwrite "
                 "what the rule writes; attach to an optimizer that updates the parameter in place"
             )
-
-
-def _is_capturing() -> bool:
-    """Return whether a CUDA graph is being recorded, during which nothing may be read back."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

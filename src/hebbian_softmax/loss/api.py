@@ -332,7 +332,7 @@ def _at_once(input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor | N
     ):
         if logits <= _WHOLE_FROM:
             return F.nll_loss(torch.log_softmax(F.linear(input, linear_weight), 1, dtype=torch.float32), target)
-        works = _triton.works_on(input) and _triton.works_on(linear_weight)
+        works = _triton.is_hopper(input.device) and _triton.works_on(input) and _triton.works_on(linear_weight)
         kernels = _triton.load("loss.gpu.whole") if works else None
         if kernels is not None:
             loss: Tensor = kernels.WholeCrossEntropy.apply(input, linear_weight, target, _IGNORED)

@@ -53,9 +53,10 @@ def write(
         head.nonfinite_count += nonfinite
         return
     before, since = head.counts[classes], head.since_start[classes]
-    begun = head.running.batches_seen() >= timing.start
-    strength = timing.strength().to(since.device)
-    rate = head.mixing_rate(before, n) * begun * torch.where(since > 0, strength, 1)
+    batches, strength = head.running.batches_seen(), timing.strength()
+    begun, writes = batches >= head.start, batches >= timing.start
+    strength = torch.as_tensor(strength, dtype=torch.float64).to(since.device)
+    rate = head.mixing_rate(before, n).double() * writes * torch.where(since > 0, strength, 1)
     written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)
     if group is None:
         by_class, total, norms = sums.of(written), sums.total, sums.norms

@@ -8,7 +8,7 @@ lr the learning rate of the parameter group that holds the weight,
     \begin{cases} 1 & c = 0 \\ \mathrm{lr} / \max \mathrm{lr} & \text{otherwise} \end{cases}
 
 The highest learning rate is kept in that group, so it is saved and loaded with the optimizer, and a new optimizer
-begins anew. What is written on demand, by ``memorize``, has the factor 1.
+begins anew. What is written on demand, by ``memorize``, has the factor 1, and before ``start`` it is not counted in c.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class Timing(NamedTuple):
     lr: float | Tensor
     highest: float | Tensor
 
-    def strength(self) -> Tensor:
+    def strength(self) -> float | Tensor:
         """Return lr / highest in float64, or 1 where no learning rate was above 0; no device is waited for."""
-        lr, highest = (torch.as_tensor(each).double() for each in (self.lr, self.highest))
+        if not isinstance(self.lr, Tensor) or not isinstance(self.highest, Tensor):
+            return float(self.lr) / float(self.highest) if self.highest > 0 else 1.0
+        lr, highest = self.lr.double().reshape(()), self.highest.double().reshape(())
         return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
 
 
@@ -46,17 +48,21 @@ def begin_group(group: dict[str, Any]) -> None:
         group[HIGHEST_LR] = torch.zeros_like(lr) if _is_on_device(lr) else 0.0
 
 
-def timing_of_step(group: dict[str, Any], start: int, fade: bool) -> Timing:
-    """Return the timing of a step that is made with the learning rate of ``group``, and note that rate there."""
-    lr = group.get("lr")
-    if not fade or lr is None:
+def timing_of_step(group: dict[str, Any] | None, start: int) -> Timing:
+    """Return the timing of a step that is made with the learning rate of ``group``, and note that rate there.
+
+    Without a group, writes do not fade.
+    """
+    lr = None if group is None else group.get("lr")
+    if group is None or lr is None:
         return Timing(start, 1.0, 1.0)
     highest = group.get(HIGHEST_LR, 0.0)
     if _is_on_device(lr):
+        lr = lr.detach()
         if not isinstance(highest, Tensor) or highest.device != lr.device:
             highest = torch.as_tensor(highest, dtype=lr.dtype, device=lr.device)
-        highest = group[HIGHEST_LR] = torch.maximum(highest, lr.detach(), out=highest)
-        return Timing(start, lr.detach(), highest)
+        highest = group[HIGHEST_LR] = highest.reshape(lr.shape)
+        return Timing(start, lr, torch.maximum(highest, lr, out=highest))
     lr, highest = float(lr), float(highest)
     highest = group[HIGHEST_LR] = max(lr, highest)
     return Timing(start, lr, highest)

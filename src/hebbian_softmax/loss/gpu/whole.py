@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hebbian_softmax import _torch
-from hebbian_softmax._triton import Launcher, power_of_two
+from hebbian_softmax._triton import Launcher, is_capturing, power_of_two
 from hebbian_softmax.loss.checks import refused
 from hebbian_softmax.loss.dtypes import autocasts, wide
 
@@ -53,24 +53,30 @@ class WholeCrossEntropy(torch.autograd.Function):
             grid, constants = (-(-rows // block), 1, 1), (ignore_index, block, columns)
             _launch_terms(grid, (z, target, terms, rows, classes), constants, warps, z)
             arguments = target, terms, loss, good, rows, classes
-            _launch_mean((1, 1, 1), arguments, (ignore_index, 4096 if rows <= 4096 else 8192), 32, z)
+            _launch_mean((1, 1, 1), arguments, (ignore_index, 4096 if rows <= 4096 else 8192), 16, z)
             _torch.assert_on_device(good, refused(classes, ignore_index))
         ctx.save_for_backward(input, weight, target, z, terms)
-        ctx.ignore_index = ignore_index
+        ctx.ignore_index, ctx.spent = ignore_index, False
         return loss
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of input and weight that are needed."""
         (upstream,) = upstreams
+        if ctx.spent:
+            raise RuntimeError("an earlier backward pass of this loss has failed midway; compute the loss again")
         input, weight, target, z, terms = ctx.saved_tensors
         for_input, for_weight = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or _torch.is_batched(upstream):
             return (*_gradients_by_torch(ctx, input, weight, target, upstream), None, None)
         rows, classes = z.shape[0], weight.shape[0]
         block, columns, warps = _block(rows, classes)
+        # Hooks may give saved tensors back in other places, and the kernels read 16 bytes at once.
+        z, terms = (each if each.data_ptr() % 16 == 0 else each.clone() for each in (z, terms))
         with torch.cuda.device_of(z), _without_autocast(z):
-            dz = torch.empty_like(z) if _torch.backward_keeps_graph() else z
+            # A graph that was captured may be replayed although autograd was told that it is not kept.
+            ctx.spent = not (_torch.backward_keeps_graph() or is_capturing())
+            dz = z if ctx.spent else torch.empty_like(z)
             grid, constants = (-(-rows // block), -(-classes // columns), 1), (ctx.ignore_index, block, columns)
             _launch_gradient(grid, (z, dz, target, terms, upstream, rows, classes), constants, warps, z)
             dz = _of_classes(dz, classes)

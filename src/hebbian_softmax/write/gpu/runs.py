@@ -55,14 +55,17 @@ class Runs(NamedTuple):
     scale: Tensor
     """float32 (1,): the factor that the centred mean is multiplied by."""
     begun: Tensor
-    """int32 (1,): whether writing has begun."""
+    """int32 (1,): whether steps have begun to write."""
 
 
 class Moment(NamedTuple):
-    """A ``Timing`` as the kernel takes it, with the occurrences of each class since writing began."""
+    """A ``Timing`` as the kernel takes it, with the occurrences of each class since steps began to write."""
 
     since_start: Tensor
+    head_start: int
+    """The batches after which steps begin to write."""
     start: int
+    """The same for this write: 0 for one on demand."""
     lr: float | Tensor
     highest: float | Tensor
 
@@ -138,9 +141,11 @@ def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
 
 def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, bool]:
     """Return the timing as arguments of the kernel, and whether its learning rates are tensors on the device."""
-    if isinstance(timing.lr, Tensor):
-        return Moment(head.since_start, *timing), True
-    return Moment(head.since_start, timing.start, float(timing.strength()), 1.0), False
+    since, strength = head.since_start, timing.strength()
+    if not isinstance(strength, Tensor):
+        return Moment(since, head.start, timing.start, strength, 1.0), False
+    lr, highest = (torch.as_tensor(each, device=since.device) for each in (timing.lr, timing.highest))
+    return Moment(since, head.start, timing.start, lr, highest), True
 
 
 def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -171,9 +176,9 @@ def find_runs_kernel(
                 step, KIND, LR_TENSOR, BLOCK,
             )  # fmt: skip
             return
-    begun = tl.load(batches + 1) >= moment.start
+    batches_seen = tl.load(batches + 1)
     if position == 0:
-        tl.store(begun_out, begun.to(tl.int32))
+        tl.store(begun_out, (batches_seen >= moment.head_start).to(tl.int32))
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
@@ -187,7 +192,8 @@ def find_runs_kernel(
             many += found
         if SLOTS:
             tl.store(slots + key, position)
-        rate = tl.where(begun, _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR), 0.0)
+        strength = _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR)
+        rate = tl.where(batches_seen >= moment.start, strength, 0.0)
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
         tl.store(rate_out + position, rate)
