@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_exact
 from tests.oracle import IGNORED, Oracle, paper_rate
 
+SETTLED = 0.7
 HORIZON = 100
 """A running value is a plain average of this many batches; after them it forgets."""
 
@@ -100,6 +102,36 @@ class Running:
 
 
 @dataclass(eq=False)
+class Settling:
+    """How near the activations of a class are to a memory of earlier ones; every class is looked at."""
+
+    features: int
+    memories: dict[int, Tensor] = field(default_factory=dict)
+    fit: float = 0.0
+    batches: int = 0
+    began: int = -1
+
+    def see(self, h: Tensor, targets: list[int], counts: list[int], running: Running) -> None:
+        """Take in a batch; counts and running values are those before it."""
+        if self.began >= 0:
+            return
+        cosines = []
+        for i in sorted(set(targets)):
+            mean = torch.stack([row for row, target in zip(h, targets, strict=True) if target == i]).mean(0)
+            memory = self.memories.get(i, torch.zeros(self.features, dtype=torch.float64))
+            if counts[i] > 0:
+                a, b = mean - running.mean, memory - running.mean
+                norms = math.hypot(*a.tolist()) * math.hypot(*b.tolist())
+                cosines.append(float(a @ b) / norms if norms > 0 else 0.0)
+            self.memories[i] = memory + max(1 / (counts[i] + 1), 0.1) * (mean - memory)
+        if cosines:
+            self.batches += 1
+            self.fit += (sum(cosines) / len(cosines) - self.fit) / min(self.batches, HORIZON)
+            if self.fit >= SETTLED:
+                self.began = running.batches + 1
+
+
+@dataclass(eq=False)
 class NaiveHead:
     """The values of a head and of its SGD optimizer, and the calls that await a step."""
 
@@ -110,8 +142,9 @@ class NaiveHead:
     running: Running
     scale: float | str
     center: bool
-    start: int
+    start: int | str
     fade: bool
+    settling: Settling | None
     since: list[int]
     """Occurrences of each class since writing began."""
     highest: float = 0.0
@@ -153,6 +186,7 @@ class NaiveHead:
             head.center,
             head.start,
             head.fade,
+            Settling(head.in_features) if head.start == "auto" else None,
             [0] * head.num_classes,
         )
 
@@ -270,11 +304,11 @@ class NaiveHead:
             call.state = State.WRITTEN
         pairs = [(h, target) for call in self.pending for h, target in zip(call.h, call.targets, strict=True)]
         strength = self.lr / self.highest if self.fade and self.highest else 1.0
-        self.write(pairs, self.start, strength)
+        self.write(pairs, strength, waits=True)
         self.pending = []
         return warns
 
-    def write(self, pairs: list[tuple[Tensor, int]], start: int = 0, strength: float = 1.0) -> None:
+    def write(self, pairs: list[tuple[Tensor, int]], strength: float = 1.0, waits: bool = False) -> None:
         """Make one iteration of Algorithm 1 after its gradient step; without more, the write of ``memorize``."""
         limit = torch.finfo(self.wide()).max
         known = [(h.double(), target) for h, target in pairs if target != IGNORED]
@@ -284,7 +318,12 @@ class NaiveHead:
             return
         h, targets = torch.stack([h for h, _ in kept]), torch.tensor([target for _, target in kept])
         theta, running = self.parameters["weight"], self.running
-        begun, steps_write = running.batches >= start, running.batches >= self.start
+        if self.settling is not None:
+            begun = self.settling.began >= 0
+            self.settling.see(h, targets.tolist(), self.oracle.counts, running)
+        else:
+            assert isinstance(self.start, int)
+            begun = running.batches >= self.start
         center = running.mean if self.center else torch.zeros_like(running.mean)
         if self.scale == "match":
             first = running.row_batches == 0
@@ -294,11 +333,11 @@ class NaiveHead:
         scale = running.scale() if self.scale == "match" else float(self.scale)
         gamma, last = self.oracle.gamma, self.oracle.limit
         self.oracle.rate = lambda count, n: paper_rate(count, gamma, last) if self.memorizing else 0.0
-        self.oracle.factor = lambda i: 0.0 if not begun else strength if self.since[i] else 1.0
+        self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)
         for target in targets.tolist():
-            self.since[target] += int(steps_write and self.memorizing)
+            self.since[target] += int(begun and self.memorizing)
 
     def _saw(self, *values: Tensor) -> None:
         self.size = max([self.size, *(_largest(value) for value in values)])
@@ -354,6 +393,7 @@ class NaiveHead:
             self.center,
             self.start,
             self.fade,
+            copy.deepcopy(self.settling),
             list(self.since),
             nonfinite=self.nonfinite,
         )
@@ -362,7 +402,7 @@ class NaiveHead:
         """Take over what a state dict holds; gradients and what is pending stay."""
         other = saved.saved()
         self.parameters, self.oracle, self.running = other.parameters, other.oracle, other.running
-        self.nonfinite, self.since = other.nonfinite, other.since
+        self.nonfinite, self.since, self.settling = other.nonfinite, other.since, other.settling
         self.parameters = {name: value.to(self.dtype).double() for name, value in self.parameters.items()}
 
     # Comparison
@@ -373,6 +413,8 @@ class NaiveHead:
         assert head.running.mean.dtype == head.running.norms.dtype == self.wide()
         assert head.counts.tolist() == self.oracle.counts
         assert head.since_start.tolist() == self.since
+        if self.settling is not None:
+            self._compare_settling(head, self.settling)
         assert int(head.nonfinite_count) == self.nonfinite
         assert head.running.batches.tolist() == [self.running.row_batches, self.running.batches]
         running = self.running
@@ -398,6 +440,20 @@ class NaiveHead:
                     self._near(velocity, self.velocity[name], f"the momentum of {name}")
                     self.velocity[name] = velocity.double().clone()
         self.size = 0.0
+
+    def _compare_settling(self, head: HebbianSoftmax, own: Settling) -> None:
+        assert head.settling is not None
+        assert int(head.settling.batches) == own.batches
+        # The fit may be at the threshold: its rounding then decides whether writing begins.
+        assert int(head.settling.began) == own.began or abs(own.fit - SETTLED) < 1e-5
+        own.began = int(head.settling.began)
+        # A cosine of differences that nearly vanish has few digits.
+        assert float(head.settling.fit) == pytest.approx(own.fit, abs=1e-3)
+        own.fit = float(head.settling.fit)
+        for i, memory in enumerate(head.settling.memory):
+            expected = own.memories.get(i, torch.zeros_like(memory, dtype=torch.float64))
+            self._near(memory, expected, f"the memory of class {i}")
+            own.memories[i] = memory.double().clone()
 
     def _near(self, found: Tensor, exact: Tensor, name: str, of: torch.dtype | None = None) -> None:
         """Compare; ``of`` is the dtype of what ``found`` was computed from, if that is a shorter one."""

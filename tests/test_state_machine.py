@@ -60,7 +60,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
         limit=st.sampled_from([0, 2, 5, 50]),
         scale=st.sampled_from(["match", 1.0, 0.5]),
         center=st.booleans(),
-        start=st.sampled_from([0, 0, 3]),
+        start=st.sampled_from([0, 3, "auto"]),
         fade=st.booleans(),
         dtype=st.sampled_from([torch.float64, *DTYPES]),
         optimizer=optimizers,

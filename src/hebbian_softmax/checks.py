@@ -65,6 +65,15 @@ def check_scale(scale: Any) -> float | str:
     return value
 
 
+def check_start(start: Any, most: int) -> int | str:
+    """Return ``start`` if it is ``"auto"`` or a number of batches."""
+    if isinstance(start, str):
+        if start != "auto":
+            raise ValueError(f'start must be "auto" or a number of batches, got {start!r}')
+        return start
+    return check_integer("start", start, 0, most)
+
+
 def check_rate(rate: Rate, limit: int) -> Rate:
     """Try the rate on counts around the limit, so that a wrong one fails now and not in the middle of training."""
     if not callable(rate):

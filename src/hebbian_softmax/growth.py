@@ -83,6 +83,8 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
             for optimizer in optimizers:
                 _grow_state(optimizer, parameter, old, n)
     head.counts, head.since_start = (appended(each, each.new_zeros(n)) for each in (head.counts, head.since_start))
+    if head.settling is not None:
+        head.settling.grow(weight.shape[0])
     for module in (head, *sharers):
         _follow(module, weight.shape[0])
     if pending is not None:

@@ -28,6 +28,7 @@ from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_lo
 from hebbian_softmax.write import write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
+from hebbian_softmax.write.settling import Settling
 
 
 class HebbianSoftmax(nn.Linear):
@@ -58,7 +59,8 @@ class HebbianSoftmax(nn.Linear):
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
             norm of the activations, both as running values.
         center: whether to subtract the running mean of the activations from what is written.
-        start: the number of batches before steps begin to write; features are random at first. Counting goes on.
+        start: the number of batches before steps begin to write, or ``"auto"``: once features have settled
+            (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile.
         fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
             first write of a class after ``start`` does not fade.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
@@ -100,7 +102,7 @@ class HebbianSoftmax(nn.Linear):
         objective: str | Objective = "l2",
         scale: float | str = "match",
         center: bool = True,
-        start: int = 0,
+        start: int | str = 0,
         fade: bool = False,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
@@ -114,7 +116,7 @@ class HebbianSoftmax(nn.Linear):
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
         scale, center = checks.check_scale(scale), checks.check_flag("center", center)
-        start, fade = checks.check_integer("start", start, 0, LARGEST_COUNT), checks.check_flag("fade", fade)
+        start, fade = checks.check_start(start, LARGEST_COUNT), checks.check_flag("fade", fade)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
         self._gamma, self._limit, self.rate = gamma, limit, rate
@@ -122,11 +124,12 @@ class HebbianSoftmax(nn.Linear):
         self.scale, self.center, self.start, self.fade = scale, center, start, fade
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
-        for name in ("counts", "since_start"):
-            self.register_buffer(name, torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
-        self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
+        for name, shape in (("counts", (num_classes,)), ("since_start", (num_classes,)), ("nonfinite_count", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.int64, device=self.weight.device))
         self.register_buffer("filled", state.signature(self.weight.device))
-        self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
+        like: Any = {"device": self.weight.device, "dtype": accumulation_dtype(self.weight)}
+        self.running = RunningStatistics(in_features, **like)
+        self.settling = Settling(in_features, num_classes, **like) if start == "auto" else None
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
@@ -173,7 +176,7 @@ class HebbianSoftmax(nn.Linear):
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
         """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
 
-        Classes that never occur are left out. γ is at most 1/2; with 1, every occurrence would overwrite the row.
+        Classes that never occur are left out. γ is at most 1/2; 1 would overwrite the row each time.
 
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)
@@ -383,8 +386,7 @@ class HebbianSoftmax(nn.Linear):
     def memorize(self, h: Tensor, targets: Tensor) -> None:
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
-        What is pending stays pending, and neither ``start`` nor ``fade`` matters. With sharded rows, and with DDP on an
-        attached head, every rank must call this.
+        What is pending stays pending; ``start`` and ``fade`` do not matter. With DDP or sharded rows all ranks call it.
         """
         state.ensure_filled(self)
         flat, flat_targets = self.batch_to_memorize(h, targets)
@@ -433,6 +435,8 @@ class HebbianSoftmax(nn.Linear):
         self.since_start.zero_()
         self.nonfinite_count.zero_()
         self.running.reset()
+        if self.settling is not None:
+            self.settling.reset(begun=bool(self.counts.any()))
         self.filled.copy_(state.signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
@@ -450,7 +454,7 @@ class HebbianSoftmax(nn.Linear):
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, {rate}, bias={self.bias is not None}, "
             f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}, "
-            f"start={self.start}, fade={self.fade}"
+            f"start={self.start!r}, fade={self.fade}"
         )
 
     def remembers(self, warn: bool = False) -> bool:

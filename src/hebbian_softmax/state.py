@@ -129,6 +129,8 @@ def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
     for name in ("counts", "since_start"):
         old = getattr(head, name)
         setattr(head, name, torch.cat([old, old.new_zeros(rows - counted)]))
+    if head.settling is not None:
+        head.settling.grow(rows)
     head.out_features = rows
     _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
 
@@ -167,23 +169,42 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
         state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
+        _adopt_settling(head, state, prefix)
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
         raise ValueError(
             f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
             "are memory garbage; load a state that was saved from a head with values"
         )
-    memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias", prefix + "filled")}
+    others = (prefix + "weight", prefix + "bias", prefix + "filled")
+    memory = {key for key in ours if key not in others and not key.startswith(prefix + "settling.")}
     if prefix + "weight" in state and filled is None and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
         for key in memory:
             device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
             state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
+        _adopt_settling(head, state, prefix)
     if memory <= state.keys():  # of a plain layer, saved before there was the constant, or whole
         state[prefix + "filled"] = signature(state[prefix + "counts"].device)
     else:  # a part of the memory says nothing about the rest of it
         state.pop(prefix + "filled", None)
+
+
+def _adopt_settling(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
+    """Complete a state of a head that did not wait for features to settle, or leave out what this head does not need.
+
+    Features of such a head have settled if anything was counted.
+    """
+    own = prefix + "settling."
+    if head.settling is None:
+        for key in [key for key in state if key.startswith(own)]:
+            del state[key]
+    elif own + "memory" not in state or own + "stride" not in state:
+        begun = bool(state[prefix + "counts"].any())
+        fresh = type(head.settling)(head.in_features, head.num_classes, device="cpu", dtype=head.running.mean.dtype)
+        fresh.reset(begun)
+        state.update({own + name: value for name, value in fresh.state_dict().items()})
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

@@ -60,6 +60,15 @@ def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> Non
     check(pool, how, Setup(head=head), [3, 5, 4])
 
 
+@pytest.mark.parametrize(("how", "dtype"), [("ddp", torch.float64), ("root", torch.float64)])
+def test_features_that_settle(pool: Pool, how: str, dtype: torch.dtype) -> None:
+    """Classes come often and the body hardly learns, so their activations stay where they are."""
+    setup = Setup(classes=3, head={"start": "auto", "limit": 500}, optimizer="slow", dtype=dtype)
+    alone = check(pool, how, setup, [6, 3, 5], steps=30, targets=lambda rank, drawn: drawn)
+    assert int(alone["head.settling.batches"]) > 1
+    assert alone["head.settling.memory"].any(1).all()
+
+
 @pytest.mark.parametrize(("how", "optimizer"), [("ddp", "adam"), ("head", "sgd"), ("ddp", "one-pass")])
 def test_writes_that_begin_later_and_fade(pool: Pool, how: str, optimizer: str) -> None:
     head = {"start": 2, "fade": True, "limit": 50}

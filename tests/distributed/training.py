@@ -49,6 +49,8 @@ class Setup:
         return (self.kind or Model)(self).to(self.device)
 
     def make_optimizer(self, model: Model) -> torch.optim.Optimizer:
+        if self.optimizer == "slow":
+            return torch.optim.SGD(model.parameters(), lr=1e-3)
         if self.optimizer == "sgd":
             return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
         if self.optimizer == "one-pass" and dist.is_initialized():

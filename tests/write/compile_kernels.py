@@ -20,6 +20,7 @@ KERNELS = {
     "find_runs_kernel",
     "inspect_kernel",
     "merge_chunks_kernel",
+    "settle_kernel",
     "sort_chunks_kernel",
     "statistics_kernel",
     "step_elements_kernel",
@@ -33,6 +34,7 @@ def launch_everything() -> None:
     h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
         {"start": 1, "fade": True},
+        {"start": "auto"},
         {
             "objective": InnerProduct(),
             "dtype": torch.bfloat16,

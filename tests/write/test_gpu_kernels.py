@@ -126,16 +126,42 @@ def test_timing(
     lr, highest = (torch.tensor(each, device=device) for each in (0.03, 0.1)) if strength == "tensors" else strength
     head = head_of(device, limit=50, rate=rate, start=2)
     before = head.weight.detach().clone()
-    compare(head, [[batch(device, 14, CLASSES - 4)], [batch(device, 14, CLASSES - 4)]], Timing(2, lr, highest))
+    compare(head, [[batch(device, 14, CLASSES - 4)], [batch(device, 14, CLASSES - 4)]], Timing(True, lr, highest))
     assert torch.equal(head.weight, before)
     assert head.counts.sum() == 28
     assert not head.since_start.any()
-    compare(head, [[batch(device, 14, CLASSES - 2)], [batch(device, 14)]], Timing(2, lr, highest))
+    compare(head, [[batch(device, 14, CLASSES - 2)], [batch(device, 14)]], Timing(True, lr, highest))
     assert head.since_start.sum() == 28
     assert not torch.equal(head.weight, before)
     head.memorizing = False
-    compare(head, [[batch(device, 5)]], Timing(2, lr, highest))
+    compare(head, [[batch(device, 5)]], Timing(True, lr, highest))
     assert head.since_start.sum() == 28
+
+
+@pytest.mark.parametrize("classes", [CLASSES, 3000])
+def test_features_that_settle(classes: int, device: str) -> None:
+    """Activations are random at first and then those of their class; every other class of 3,000 is sampled."""
+    head = HebbianSoftmax(
+        FEATURES, classes, gamma=0.2, limit=60, start="auto", center=classes == CLASSES, device=device
+    )
+    torch.manual_seed(0)
+    own = torch.randn(classes, FEATURES)
+    calls = []
+    for step in range(18):
+        y = torch.cat([torch.randint(CLASSES, (24,)), torch.full((20,), 2)])
+        h = own[y] + (2.5 if step < 2 else 0.02) * torch.randn(len(y), FEATURES)
+        calls.append([Activations(h.to(device), y.to(device))])
+    before = head.weight.detach().clone()
+    compare(head, calls[:2], Timing(True, 1.0, 1.0))
+    assert torch.equal(head.weight, before)
+    compare(head, calls[2:], Timing(True, 1.0, 1.0))
+    assert head.settling is not None
+    assert 2 < int(head.settling.began) < 18
+    assert not torch.equal(head.weight, before)
+    assert 0 < int(head.since_start.sum()) < 16 * 44
+    if classes == 3000:
+        assert head.settling.memory[:6].any(1).all()
+        assert not head.settling.memory[6:].any()
 
 
 @pytest.mark.parametrize("rate", [PaperRate, InclusiveRate])

@@ -69,9 +69,9 @@ def test_the_ratio_has_the_precision_of_float64() -> None:
     try:
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             torch.set_default_dtype(dtype)
-            assert Timing(0, 0.02, 0.1).strength() == 0.02 / 0.1
+            assert Timing(True, 0.02, 0.1).strength() == 0.02 / 0.1
             lr, highest = (torch.tensor(each, dtype=torch.float64) for each in (2e-8, 2.5e-8))
-            assert float(Timing(0, lr, highest).strength()) == 2e-8 / 2.5e-8
+            assert float(Timing(True, lr, highest).strength()) == 2e-8 / 2.5e-8
     finally:
         torch.set_default_dtype(old)
     head, optimizer = literal_head(fade=True)
@@ -96,8 +96,8 @@ def test_learning_rates_on_a_device_stay_there() -> None:
     assert group["highest_lr"].device.type == "meta"
     for lr in (torch.zeros((), device="meta"), torch.zeros(1, device="meta")):
         group["lr"] = lr
-        timing = timing_of_step(group, 3)
-        assert timing.start == 3
+        timing = timing_of_step(group)
+        assert timing.waits
         assert timing.highest is group["highest_lr"]
         assert isinstance(timing.lr, Tensor)
         assert isinstance(timing.highest, Tensor)
@@ -255,3 +255,77 @@ def test_a_state_without_the_second_count_was_written_from_the_first_step() -> N
     assert head.since_start.tolist() == [0, 1, 1, 0, 0, 0, 0, 0]
     head.reset_memory()
     assert not head.since_start.any()
+
+
+def settled(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int = 12) -> list[int]:
+    """Train on activations that are always the same for a class; return when writing began, after each step."""
+    own, found = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), []
+    for step in range(steps):
+        labels = torch.tensor([step % 3, 3 + step % 3])
+        optimizer.zero_grad()
+        head.loss(own[labels].to(head.weight.dtype), labels).backward()
+        optimizer.step()
+        assert head.settling is not None
+        found.append(int(head.settling.began))
+    return found
+
+
+def test_writing_begins_once_features_have_settled() -> None:
+    torch.manual_seed(0)
+    head, optimizer = attached_head(start="auto", limit=100)
+    began = settled(head, optimizer)
+    first = next(step for step, value in enumerate(began) if value >= 0)
+    assert first >= 3  # before that, no class comes a second time
+    assert set(began[first:]) == {first + 1}
+    assert int(head.since_start.sum()) == 2 * (len(began) - first - 1)
+
+
+def test_what_is_known_of_settling_is_saved_and_goes_on_to_the_bit() -> None:
+    torch.manual_seed(0)
+    head, optimizer = attached_head(torch.optim.Adam, start="auto", limit=100)
+    settled(head, optimizer, 4)
+    states = copy.deepcopy((head.state_dict(), optimizer.state_dict()))
+    settled(head, optimizer, 12)
+    other, second = attached_head(torch.optim.Adam, start="auto", limit=100)
+    other.load_state_dict(states[0])
+    second.load_state_dict(states[1])
+    settled(other, second, 12)
+    assert_same_bits(other.state_dict(), head.state_dict())
+    assert int(copy.deepcopy(head).bfloat16().settling.memory.dtype.itemsize) == 4  # type: ignore[union-attr]
+
+
+def test_states_of_heads_that_did_not_wait() -> None:
+    head, optimizer = attached_head()
+    train(head, optimizer)
+    waiting = HebbianSoftmax(4, 6, gamma=0.3, limit=9, start="auto")
+    waiting.load_state_dict(head.state_dict())
+    assert waiting.settling is not None
+    assert int(waiting.settling.began) == 0
+    assert int(waiting.settling.stride) == 1
+    head.load_state_dict(waiting.state_dict())
+    new = HebbianSoftmax(4, 6, gamma=0.3, limit=9, start="auto")
+    new.load_state_dict(HebbianSoftmax(4, 6, gamma=0.3, limit=9).state_dict())
+    assert new.settling is not None
+    assert int(new.settling.began) == -1
+    trained = HebbianSoftmax.from_linear(torch.nn.Linear(4, 6), gamma=0.3, limit=9, start="auto")
+    assert trained.settling is not None
+    assert int(trained.settling.began) == 0
+    trained.load_state_dict(torch.nn.Linear(4, 6).state_dict() | {"bias": torch.zeros(6)})
+    assert int(trained.settling.began) == 0
+    trained.reset_memory()
+    assert int(trained.settling.began) == -1
+
+
+@pytest.mark.parametrize(("classes", "more"), [(0, 5), (3, 4), (1000, 100), (5000, 100)])
+def test_classes_are_sampled_also_of_a_head_that_grows(classes: int, more: int) -> None:
+    head = HebbianSoftmax(4, classes, gamma=0.3, limit=9, start="auto")
+    head.add_classes(more)
+    assert head.settling is not None
+    total = classes + more
+    sampled = head.settling.sampled(torch.arange(total))
+    assert int(sampled.sum()) == len(head.settling.memory) == min(total, 1024)
+    assert sampled[0]
+    other = HebbianSoftmax(4, total, gamma=0.3, limit=9, start="auto")
+    other.load_state_dict(head.state_dict())
+    assert other.settling is not None
+    assert torch.equal(other.settling.sampled(torch.arange(total)), sampled)

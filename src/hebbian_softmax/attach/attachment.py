@@ -141,7 +141,7 @@ class Attachment:
 
     def timing(self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer) -> Timing:
         """Return the timing of the running step's write; a real step asks once, even if it has nothing to write."""
-        return timing_of_step(_group_of(optimizer, self.weight) if head.fade else None, head.start)
+        return timing_of_step(_group_of(optimizer, self.weight) if head.fade else None)
 
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
         """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""

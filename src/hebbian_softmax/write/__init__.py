@@ -58,6 +58,7 @@ def kernels_suit(head: HebbianSoftmax, weight: Tensor) -> bool:
         _reaches(weight)
         and type(head.objective) in (Euclidean, InnerProduct)  # a subclass may compute something else
         and head.running.mean.dtype == torch.float32
+        and (head.settling is None or head.settling.memory.dtype == torch.float32)
         and head.counts.device == weight.device
         and head.in_features <= _WIDEST
         and 0 < head.num_classes < 2**31 - 1

@@ -14,7 +14,7 @@ from hebbian_softmax._torch import is_sharded
 from hebbian_softmax.distributed import check_same_batch, join_counts, join_sums, own_rows, sum_over_shards
 from hebbian_softmax.rule import ClassSums, accumulation_dtype, add_counts, merge_sums, mix_rows, sum_by_class
 from hebbian_softmax.write.activations import Activations
-from hebbian_softmax.write.timing import AT_ONCE, Timing
+from hebbian_softmax.write.timing import AT_ONCE, Timing, has_begun
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -53,24 +53,31 @@ def write(
         head.nonfinite_count += nonfinite
         return
     before, since = head.counts[classes], head.since_start[classes]
-    batches, strength = head.running.batches_seen(), timing.strength()
-    begun, writes = batches >= head.start, batches >= timing.start
-    strength = torch.as_tensor(strength, dtype=torch.float64).to(since.device)
-    rate = head.mixing_rate(before, n).double() * writes * torch.where(since > 0, strength, 1)
+    begun, strength = has_begun(head), torch.as_tensor(timing.strength(), dtype=torch.float64).to(since.device)
+    rate = head.mixing_rate(before, n).double() * torch.where(since > 0, strength, 1)
+    if timing.waits:
+        rate = rate * begun
     written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)
+    settling = head.settling if head.settling is not None and head.settling.measures() else None
+    needed = written if settling is None else written | settling.sampled(classes)
     if group is None:
-        by_class, total, norms = sums.of(written), sums.total, sums.norms
+        by_class, total, norms = sums.of(needed), sums.total, sums.norms
     else:
-        by_class, total, norms = join_sums(sums, classes[written], group)
+        by_class, total, norms = join_sums(sums, classes[needed], group)
 
     shard = _Shard(*own_rows(weight)) if is_sharded(weight) else _Shard(weight, 0)
-    centred = by_class / n[written].unsqueeze(1) - head.center_of_activations()
+    means = by_class / n[needed].unsqueeze(1)
+    centred = means[written[needed]] - head.center_of_activations()
+    seen, mean = head.running.batches_seen().clone(), head.running.mean.clone()
     with head.running.restored_on_error():
         if head.scale == "match":
             _see_familiar_rows(head, classes[before > 0], shard, weight)
         head.running.see_activations(total, norms, n.sum())
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
         _write_rows(head, classes[written], centred * scale, rate[written], shard)
+    if settling is not None:
+        sampled = settling.sampled(classes)
+        settling.see(classes[sampled], means[sampled[needed]], before[sampled], mean, seen)
     head.counts[classes] = add_counts(before, n)
     if head.memorizing:
         head.since_start[classes] = torch.where(begun, add_counts(since, n), since)

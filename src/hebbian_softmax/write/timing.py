@@ -4,28 +4,33 @@ A step's write multiplies the rate of a class by a factor. With c the occurrence
 lr the learning rate of the parameter group that holds the weight,
 
 .. math::
-    \lambda \leftarrow \lambda \cdot \mathbb{I}\{\text{batches seen before} \ge \mathit{start}\} \cdot
+    \lambda \leftarrow \lambda \cdot \mathbb{I}\{\text{writing has begun}\} \cdot
     \begin{cases} 1 & c = 0 \\ \mathrm{lr} / \max \mathrm{lr} & \text{otherwise} \end{cases}
 
-The highest learning rate is kept in that group, so it is saved and loaded with the optimizer, and a new optimizer
-begins anew. What is written on demand, by ``memorize``, has the factor 1, and before ``start`` it is not counted in c.
+Writing begins after ``start`` batches, or with ``start="auto"`` once features have settled
+(:mod:`hebbian_softmax.write.settling`). The highest learning rate is kept in the group, so it is saved and loaded with
+the optimizer, and a new optimizer begins anew. What is written on demand, by ``memorize``, has the factor 1, and before
+writing has begun it is not counted in c.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hebbian_softmax.layer import HebbianSoftmax
 
 HIGHEST_LR = "highest_lr"
 """The key of a parameter group for the highest learning rate that it has had."""
 
 
 class Timing(NamedTuple):
-    """The moment of a write: from which batch on there are writes, and the learning rate beside the highest so far."""
+    """The moment of a write: whether it waits for the start, and the learning rate beside the highest so far."""
 
-    start: int
+    waits: bool
     lr: float | Tensor
     highest: float | Tensor
 
@@ -37,8 +42,16 @@ class Timing(NamedTuple):
         return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
 
 
-AT_ONCE = Timing(0, 1.0, 1.0)
+AT_ONCE = Timing(False, 1.0, 1.0)
 """The timing of ``memorize``."""
+
+
+def has_begun(head: HebbianSoftmax) -> Tensor:
+    """Return whether steps write, as a tensor: after ``start`` batches, or once features have settled."""
+    if head.settling is not None:
+        return head.settling.began >= 0
+    assert isinstance(head.start, int)
+    return head.running.batches_seen() >= head.start
 
 
 def begin_group(group: dict[str, Any]) -> None:
@@ -48,24 +61,24 @@ def begin_group(group: dict[str, Any]) -> None:
         group[HIGHEST_LR] = torch.zeros_like(lr) if _is_on_device(lr) else 0.0
 
 
-def timing_of_step(group: dict[str, Any] | None, start: int) -> Timing:
+def timing_of_step(group: dict[str, Any] | None) -> Timing:
     """Return the timing of a step that is made with the learning rate of ``group``, and note that rate there.
 
     Without a group, writes do not fade.
     """
     lr = None if group is None else group.get("lr")
     if group is None or lr is None:
-        return Timing(start, 1.0, 1.0)
+        return Timing(True, 1.0, 1.0)
     highest = group.get(HIGHEST_LR, 0.0)
     if _is_on_device(lr):
         lr = lr.detach()
         if not isinstance(highest, Tensor) or highest.device != lr.device:
             highest = torch.as_tensor(highest, dtype=lr.dtype, device=lr.device)
         highest = group[HIGHEST_LR] = highest.reshape(lr.shape)
-        return Timing(start, lr, torch.maximum(highest, lr, out=highest))
+        return Timing(True, lr, torch.maximum(highest, lr, out=highest))
     lr, highest = float(lr), float(highest)
     highest = group[HIGHEST_LR] = max(lr, highest)
-    return Timing(start, lr, highest)
+    return Timing(True, lr, highest)
 
 
 def _is_on_device(lr: float | Tensor) -> bool:

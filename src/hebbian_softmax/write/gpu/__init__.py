@@ -11,10 +11,11 @@ only through :func:`hebbian_softmax._triton.load`. One write goes through them i
 
 1. ``inspect``: which activations take part, their norms, their sum; a copy on the way.
 2. ``sort``: the stable sort of their classes.
-3. ``runs``: n[i], c[i] and λ[i] of each run, and the norms of the familiar rows.
+3. ``runs``: n[i], c[i] and λ[i] of each run, and the norms of the familiar rows; ``settle``, where the head waits for
+   features to settle: how near sampled classes are to memories of them.
 4. ``statistics``: the running values advance.
-5. ``rows``: the mean of each run is mixed into the row of its class; or ``step``, where the optimizer's step is made in
-   the same pass over the matrix (``update`` is that step of a single element).
+5. ``rows``: the mean of each run (``means``) is mixed into the row of its class; or ``step``, where the optimizer's
+   step is made in the same pass over the matrix (``update`` is that step of a single element).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.write.gpu import tile
-from hebbian_softmax.write.gpu.runs import BLOCK_LENGTH, count_run, find_runs
+from hebbian_softmax.write.gpu.means import mean_of_run
+from hebbian_softmax.write.gpu.runs import count_run, find_runs
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -75,37 +76,14 @@ def memory_of_run(
 ):
     """Return w* of the run at ``position``: the mean of its activations, centred, scaled, through the objective."""
     column = tl.arange(0, BLOCK)
-    inside = column < features
-    stop = position + n
-    first, last = tl.cdiv(position, BLOCK_LENGTH), stop // BLOCK_LENGTH  # the blocks within the run, perhaps none
-    head = tl.minimum(first * BLOCK_LENGTH, stop)
-    total = _sum_rows(runs, position, head, features, ROWS, BLOCK)
-    for start in range(first, last, ROWS):
-        block = start + tl.arange(0, ROWS)
-        at = runs.blocks + block.to(tl.int64)[:, None] * features + column[None, :]
-        total += tl.sum(tl.load(at, mask=(block < last)[:, None] & inside[None, :], other=0.0), 0)
-    total += _sum_rows(runs, tl.maximum(last * BLOCK_LENGTH, head), stop, features, ROWS, BLOCK)
-    away = tl.load(runs.center + column, mask=inside, other=0.0)
-    w = (tl.div_rn(total, tl.zeros([BLOCK], tl.float32) + n) - away) * tl.load(runs.scale)
+    away = tl.load(runs.center + column, mask=column < features, other=0.0)
+    mean = mean_of_run(runs.h, runs.order, runs.blocks, position, n, features, ROWS, BLOCK)
+    w = (mean - away) * tl.load(runs.scale)
     if OBJECTIVE == INTO_BALL:
         w = tl.where(tl.sqrt_rn(tl.sum(w * w, 0)) <= radius, w, _onto_sphere(w, radius))
     if OBJECTIVE == ONTO_SPHERE:
         w = _onto_sphere(w, radius)
     return w
-
-
-@triton.jit
-def _sum_rows(runs, start, stop, features, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the sum of the activations at sorted positions start … stop - 1."""
-    column = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(start, stop, ROWS):
-        position = first + tl.arange(0, ROWS)
-        row = tl.load(runs.order + position, mask=position < stop, other=0)
-        at = runs.h + row.to(tl.int64)[:, None] * features + column[None, :]
-        x = tl.load(at, mask=(position < stop)[:, None] & (column < features)[None, :], other=0.0)
-        total += tl.sum(x.to(tl.float32), 0)
-    return total
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from torch import Tensor
 from hebbian_softmax.rule import LARGEST_COUNT, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.inspect import inspection_of
+from hebbian_softmax.write.gpu.means import BLOCK_LENGTH
+from hebbian_softmax.write.gpu.settle import compare_with_memories
 from hebbian_softmax.write.gpu.sort import stable_sort
 from hebbian_softmax.write.gpu.statistics import advance
 from hebbian_softmax.write.gpu.update import Update, no_step, stepped
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
-BLOCK_LENGTH = tl.constexpr(16)
-"""Sorted activations in a block. The blocks that lie within a run are summed beforehand, all at once."""
 _LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
 _WINDOW = tl.constexpr(128)
 """Sorted keys that are looked at together for the end of a run."""
@@ -43,7 +43,8 @@ class Runs(NamedTuple):
     order: Tensor
     """int64 (N,): the row of ``h`` at each sorted position."""
     blocks: Tensor
-    """float32 (N / 16, features): sums of 16 activations; only those within a run with λ > 0 have a meaning."""
+    """float32 (N / 16, features): sums of 16 activations; only those within a run with λ > 0, or one that is measured,
+    have a meaning."""
     before: Tensor
     """int64 (N,): c[i] before the batch, 0 where no run starts."""
     n: Tensor
@@ -59,13 +60,17 @@ class Runs(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A ``Timing`` as the kernel takes it, with the occurrences of each class since steps began to write."""
+    """When the write is, as the kernel needs to know it."""
 
     since_start: Tensor
-    head_start: int
-    """The batches after which steps begin to write."""
+    """int64 (classes,): the occurrences of each class since steps began to write."""
     start: int
-    """The same for this write: 0 for one on demand."""
+    """The batches after which steps begin to write; without a meaning where features are waited for."""
+    began: Tensor
+    """int64: not negative once features have settled; any tensor where they are not waited for."""
+    stride: Tensor
+    """int64: every so many classes one is sampled, to find out whether features have settled."""
+    sampled: int
     lr: float | Tensor
     highest: float | Tensor
 
@@ -96,32 +101,39 @@ def find_runs(
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
     step, kind_of_step = no_step(weight) if update is None else update.arguments()
-    moment, on_device = _moment(head, timing)
+    moment, timed = _moment(head, timing)
+    measured = many if head.settling is None else torch.zeros_like(many)
     block = tile(features)["BLOCK"]
     row_parts = min(_ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     find_runs_kernel[(n + row_parts if match else n,)](
         keys, head.counts, weight, before, many, rate, norms, begun, head.running.batches, all_norms, all_rows, n,
         features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
-        step, moment,
-        **kind_of_step, RATE=kind, LIMITED=limit is not None, FADE_TENSOR=on_device, MATCH=match,
-        SLOTS=slots is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
+        step, moment, measured,
+        **kind_of_step, **timed, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
+        BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
         given = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
         rate = given * torch.where(many > 0, rate, 0)  # where no run starts, the factor has no value
-    blocks = _sums_of_blocks(head, h, keys, order, rate)
+    blocks = _sums_of_blocks(head, h, keys, order, rate, measured)
     # Last of all, so that a rate that raises has changed nothing.
-    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows)
+    fits = None
+    if head.settling is not None:
+        fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured), measured
+    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows, fits)
     return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun)
 
 
-def _sums_of_blocks(head: HebbianSoftmax, h: Tensor, keys: Tensor, order: Tensor, rate: Tensor) -> Tensor:
+def _sums_of_blocks(
+    head: HebbianSoftmax, h: Tensor, keys: Tensor, order: Tensor, rate: Tensor, measured: Tensor
+) -> Tensor:
     n, features = h.shape
     blocks = h.new_empty(max(n // BLOCK_LENGTH.value, 1), features, dtype=torch.float32)
-    if head.memorizing and n >= BLOCK_LENGTH.value:
+    measures = head.settling is not None
+    if (head.memorizing or measures) and n >= BLOCK_LENGTH.value:
         grid = (blocks.shape[0], -(-features // 256))
-        sum_blocks_kernel[grid](h, keys, order, rate, blocks, features, COLUMNS=256)
+        sum_blocks_kernel[grid](h, keys, order, rate, measured, blocks, features, MEASURE=measures, COLUMNS=256)
     return blocks
 
 
@@ -139,13 +151,18 @@ def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
     return GIVEN.value, 0.0, None
 
 
-def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, bool]:
-    """Return the timing as arguments of the kernel, and whether its learning rates are tensors on the device."""
-    since, strength = head.since_start, timing.strength()
-    if not isinstance(strength, Tensor):
-        return Moment(since, head.start, timing.start, strength, 1.0), False
-    lr, highest = (torch.as_tensor(each, device=since.device) for each in (timing.lr, timing.highest))
-    return Moment(since, head.start, timing.start, lr, highest), True
+def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, dict[str, bool]]:
+    """Return the moment of a write, and the constants of the kernel that belong to it."""
+    since, strength, settling = head.since_start, timing.strength(), head.settling
+    on_device = isinstance(strength, Tensor)
+    lr, highest = (strength, 1.0) if not on_device else (timing.lr, timing.highest)
+    if on_device:
+        lr, highest = (torch.as_tensor(each, device=since.device) for each in (timing.lr, timing.highest))
+    kind = {"WAITS": timing.waits, "AUTO": settling is not None, "FADE_TENSOR": on_device}
+    if settling is None:
+        assert isinstance(head.start, int)
+        return Moment(since, head.start, since, since, 0, lr, highest), kind
+    return Moment(since, 0, settling.began, settling.stride, settling.memory.shape[0], lr, highest), kind
 
 
 def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -159,9 +176,9 @@ def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tens
 @triton.jit
 def find_runs_kernel(
     keys, counts, weight, before_out, n_out, rate_out, norm_out, begun_out, batches, all_norms, all_rows, n, features,
-    classes, gamma, limit, slots, step, moment,
-    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr,
-    FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    classes, gamma, limit, slots, step, moment, measured_out,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, WAITS: tl.constexpr,
+    AUTO: tl.constexpr, FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i] and ‖θ̂[i]‖, else n = 0.
 
@@ -176,9 +193,12 @@ def find_runs_kernel(
                 step, KIND, LR_TENSOR, BLOCK,
             )  # fmt: skip
             return
-    batches_seen = tl.load(batches + 1)
+    if AUTO:
+        begun = tl.load(moment.began) >= 0
+    else:
+        begun = tl.load(batches + 1) >= moment.start
     if position == 0:
-        tl.store(begun_out, (batches_seen >= moment.head_start).to(tl.int32))
+        tl.store(begun_out, begun.to(tl.int32))
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
@@ -192,8 +212,14 @@ def find_runs_kernel(
             many += found
         if SLOTS:
             tl.store(slots + key, position)
-        strength = _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR)
-        rate = tl.where(batches_seen >= moment.start, strength, 0.0)
+        rate = _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR)
+        if WAITS:
+            rate = tl.where(begun, rate, 0.0)
+        if AUTO:
+            if begun == 0:
+                stride = tl.load(moment.stride)
+                sampled = (key % stride == 0) & (key // stride < moment.sampled)
+                tl.store(measured_out + position, sampled.to(tl.int32))
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
         tl.store(rate_out + position, rate)
@@ -270,8 +296,10 @@ def _see_all_rows(
 
 
 @triton.jit
-def sum_blocks_kernel(h, keys, order, rates, blocks, features, COLUMNS: tl.constexpr):
-    """Sum one block if all of it belongs to one class with λ > 0, so that no single program sums a long run."""
+def sum_blocks_kernel(
+    h, keys, order, rates, measured, blocks, features, MEASURE: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Sum one block if all of it belongs to one class with λ > 0, or measured, so that no program sums a long run."""
     first = tl.program_id(0) * BLOCK_LENGTH
     key = tl.load(keys + first)
     if (key >= 0) & (tl.load(keys + first + BLOCK_LENGTH - 1) == key):
@@ -281,7 +309,10 @@ def sum_blocks_kernel(h, keys, order, rates, blocks, features, COLUMNS: tl.const
             earlier = tl.load(keys + middle) < key
             low = tl.where(earlier, middle + 1, low)
             high = tl.where(earlier, high, middle)
-        if tl.load(rates + low) > 0:
+        needed = tl.load(rates + low) > 0
+        if MEASURE:
+            needed = needed | (tl.load(measured + low) > 0)
+        if needed:
             column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
             inside = column < features
             row = tl.load(order + first + tl.arange(0, BLOCK_LENGTH))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -12,6 +12,7 @@ from torch import Tensor
 from hebbian_softmax._triton import power_of_two
 from hebbian_softmax.write.gpu.inspect import PartialSums
 from hebbian_softmax.write.running import HORIZON
+from hebbian_softmax.write.settling import SETTLED
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -20,12 +21,19 @@ _COLUMNS = 32
 
 
 def advance(
-    head: HebbianSoftmax, sums: PartialSums, before: Tensor, norms: Tensor, all_norms: Tensor, all_rows: Tensor
+    head: HebbianSoftmax,
+    sums: PartialSums,
+    before: Tensor,
+    norms: Tensor,
+    all_norms: Tensor,
+    all_rows: Tensor,
+    fits: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Advance the running values as ``RunningStatistics`` does; return the center before the batch and the scale.
 
     ``norms`` are the norms of rows whose count ``before`` is not 0; ``all_norms`` and ``all_rows`` are partial sums
-    over all familiar rows, which are needed as long as no norm of rows is known.
+    over all familiar rows, which are needed as long as no norm of rows is known. ``fits`` are the cosines of classes
+    that are measured, and which those are, where the head waits for features to settle.
     """
     running, (n,) = head.running, before.shape
     (features,), (parts,), (row_parts,) = running.mean.shape, sums.kept.shape, all_rows.shape
@@ -33,20 +41,38 @@ def advance(
     center, scale = torch.empty_like(running.mean), sums.share.new_empty(1)
     statistics_kernel[(-(-features // _COLUMNS) + 1,)](
         sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
-        center, scale, n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON,
-        MATCH=match, CENTER=head.center, PARTS=power_of_two(parts), ALL_PARTS=power_of_two(row_parts),
-        COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
+        center, scale, _fit(head, fits), n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON, SETTLED,
+        MATCH=match, FIT=fits is not None, CENTER=head.center, PARTS=power_of_two(parts),
+        ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
     )  # fmt: skip
     torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
     return center, scale
 
 
+class Fit(NamedTuple):
+    """The cosines of measured runs (N,), which those are (N,), and what ``Settling`` makes of them."""
+
+    cosines: Tensor
+    measured: Tensor
+    fit: Tensor
+    batches: Tensor
+    began: Tensor
+
+
+def _fit(head: HebbianSoftmax, fits: tuple[Tensor, Tensor] | None) -> Fit:
+    settling = head.settling
+    if settling is None or fits is None:  # nothing reads them
+        return Fit(*[head.running.batches] * len(Fit._fields))
+    torch.autograd.graph.increment_version((settling.fit, settling.batches, settling.began))
+    return Fit(*fits, settling.fit, settling.batches, settling.began)
+
+
 @triton.jit
 def statistics_kernel(
-    sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out,
-    n, features, parts, all_parts, scale, horizon,
-    MATCH: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-    POSITIONS: tl.constexpr,
+    sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out, fit,
+    n, features, parts, all_parts, scale, horizon, settled,
+    MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Advance the mean in one program for each block of columns, and all single numbers in the last program."""
     program = tl.program_id(0)
@@ -72,7 +98,11 @@ def statistics_kernel(
             norm_sum = tl.sum(tl.load(sums.norms + part, mask=part < parts, other=0.0), 0)
             activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
             tl.store(norms + 1, activations)
-            tl.store(batches + 1, tl.load(batches + 1) + 1)
+            batches_before = tl.load(batches + 1)
+            if FIT:
+                _take_in_fit(fit, before, n, batches_before, horizon, settled, POSITIONS)
+            tl.debug_barrier()
+            tl.store(batches + 1, batches_before + 1)
             if MATCH:
                 row_sum = tl.zeros([], tl.float32)
                 rows = tl.zeros([], tl.int32)
@@ -102,3 +132,25 @@ def statistics_kernel(
                 tl.store(scale_out, tl.where(known, ratio, 1.0))
             else:
                 tl.store(scale_out, scale)
+
+
+@triton.jit
+def _take_in_fit(fit, before, n, batches_before, horizon, settled, POSITIONS: tl.constexpr):
+    """Advance the running fit by the mean cosine of measured classes that were seen before; note when it suffices."""
+    cosines = tl.zeros([POSITIONS], tl.float32)
+    classes = tl.zeros([POSITIONS], tl.int32)
+    for first in range(0, n, POSITIONS):
+        position = first + tl.arange(0, POSITIONS)
+        here = tl.load(fit.measured + position, mask=position < n, other=0) > 0
+        here = here & (tl.load(before + position, mask=position < n, other=0) > 0)
+        cosines += tl.where(here, tl.load(fit.cosines + position, mask=here, other=0.0), 0.0)
+        classes += here.to(tl.int32)
+    many = tl.sum(classes, 0)
+    if many > 0:
+        value, seen, began = tl.load(fit.fit), tl.load(fit.batches) + 1, tl.load(fit.began)
+        found = tl.div_rn(tl.sum(cosines, 0), many.to(tl.float32))
+        tl.debug_barrier()  # every warp has read what one thread changes below
+        value += tl.div_rn(found - value, tl.minimum(seen, horizon).to(tl.float32))
+        tl.store(fit.fit, value)
+        tl.store(fit.batches, seen)
+        tl.store(fit.began, tl.where((began < 0) & (value >= settled), batches_before + 1, began))
