@@ -17,8 +17,13 @@ STEPS = 4
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"accumulate": 2}, {"optimizer": "adam", "tied": False, "layers": 2}],
-    ids=["one-pass", "in parts", "untied"],
+    [
+        {},
+        {"accumulate": 2},
+        {"optimizer": "adam", "tied": False, "layers": 2},
+        {"model": "transformer", "heads": 3, "layers": 2, "locked_dropout": True},
+    ],
+    ids=["one-pass", "in parts", "untied", "transformer"],
 )
 def test_two_ranks_are_one_process_on_the_joined_batch(pool: Pool, changes: dict[str, Any]) -> None:
     losses, weights = on_ranks.losses_and_weights(STEPS, **{**changes, "accumulate": 1})

@@ -12,7 +12,7 @@ from torch import nn
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.language.learner import Learner, deterministic
-from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.model import MODELS, LanguageModel
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN
 from hebbian_softmax.lab.language.settings import OPTIMIZERS, SCHEDULES, Settings
 from hebbian_softmax.lab.language.task import Windows, WordsProgress, WordTask, learning_rate
@@ -173,7 +173,7 @@ def test_a_device_too_small_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
         found.train_step()
     with pytest.raises(LabError, match="too small for an evaluation beside training: --accumulate 2"):
         found.evaluate()
-    monkeypatch.setitem(MODELS, "lstm", out_of_memory)
+    monkeypatch.setitem(MODELS, "lstm", type("TooLarge", (LanguageModel,), {"__init__": out_of_memory}))
     with pytest.raises(LabError, match="too small for the model: take a smaller --hidden"):
         task()
 

@@ -34,7 +34,7 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         gamma=settings.gamma,
         limit=settings.limit,
         rate=RATES[settings.rate](settings.gamma, settings.limit),
-        dropout=settings.output_dropout,
+        dropout=0.0 if settings.locked_dropout else settings.output_dropout,  # the model has a locked one
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
         center=settings.center,

@@ -27,8 +27,9 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     subset,
     tune,
 )
+from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import PLAIN
-from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
+from hebbian_softmax.lab.language.settings import TrainSettings
 
 KIND = grid_settings(SweepSettings, TrainSettings)
 LSTMS: list[dict[str, Any]] = [{"hidden": hidden, "learning_rate": 0.1} for hidden in (8, 4, 16)]
@@ -43,7 +44,7 @@ def from_command_line(*words: str) -> Any:
 
 def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     settings = from_command_line()
-    lstms = candidates(settings, paper_sweep("paper"))
+    lstms = candidates(settings, paper_sweep(PRESETS["paper"]))
     assert len(lstms) == len({tuple(each.items()) for each in lstms}) == 96
     assert {each["hidden"] for each in lstms} == {1024, 2048, 4096}
     assert {each["layers"] for each in lstms} == {1, 2}
@@ -61,12 +62,12 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
 
 def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
     settings = from_command_line("--hidden", "64", "--layers", "2", "--input-dropout", "0.5, 0.1,0.5", "--tied", "no")
-    found = candidates(settings, paper_sweep("small"))
+    found = candidates(settings, paper_sweep(PRESETS["small"]))
     assert {each["hidden"] for each in found} == {64}
     assert [each["input_dropout"] for each in found] == [0.5, 0.5, 0.1, 0.1]
     assert {each["layer_norm"] for each in found} == {"none", "output"}
     assert from_values(KIND, vars(settings)) == settings  # A resumed run reads it so.
-    for words in (["--hidden", "64,many"], ["--layers", "1,3"], ["--gamma", "0.1,"]):
+    for words in (["--hidden", "64,many"], ["--layers", "1,-3"], ["--gamma", "0.1,"]):
         with pytest.raises(SystemExit):
             from_command_line(*words)
 
