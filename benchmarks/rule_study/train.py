@@ -21,7 +21,6 @@ from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
 from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
-from hebbian_softmax.lab.language.model.lstm import State
 
 WARMUP = 50
 STREAMS = 64
@@ -89,7 +88,9 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     precision = torch.bfloat16 if device == "cuda" else torch.float32
     head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
     model = MODELS[trial.model](head, trial.network, memorizes=False, precision=precision).to(device).train()
-    state = _first_state(trial, device, precision)
+    state = model.first_state(trial.batch) if trial.carry else None
+    if trial.carry and state is None:
+        raise ValueError(f"the state of a {trial.model} cannot be carried from step to step")
     parameters = list(model.parameters())
     lr = torch.zeros((), device=device)
     graphs = device == "cuda"
@@ -112,7 +113,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         optimizer.step()
         rule.after_step(h.detach(), y, losses.detach().float())
         last_loss.copy_(loss.detach())
-        for before, now in zip(state or [], after if trial.carry else [], strict=True):
+        for before, now in zip(state or (), after if trial.carry else (), strict=True):
             for kept, reached in zip(before, now, strict=True):  # not earlier: the backward pass needs what was kept
                 kept.copy_(reached.detach())
 
@@ -125,7 +126,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     curve, signals, done, begun = [], [], 0, time.perf_counter()
     while done < total:
         offset = order.randint(trial.sequence)
-        for kept in (each for layer in state or [] for each in layer):
+        for kept in (each for layer in state or () for each in layer):
             kept.zero_()  # an epoch begins elsewhere in the text
         for i in range(offset, offset + per_epoch * trial.sequence, trial.sequence):
             if done == total:
@@ -159,16 +160,6 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "activation_norm": float(rule.mean_norm),
         "mean": float(rule.mean.norm()),
     }
-
-
-def _first_state(trial: Trial, device: str, precision: torch.dtype) -> State | None:
-    """Return the state of the LSTM before the first word, in memory that each step overwrites; None without carry."""
-    if not trial.carry:
-        return None
-    if trial.model != "lstm":
-        raise ValueError(f"only the state of an LSTM can be carried from step to step, not that of {trial.model}")
-    zeros = torch.zeros(1, trial.batch, trial.hidden, device=device, dtype=precision)
-    return [(zeros.clone(), zeros.clone()) for _ in range(trial.layers)]
 
 
 def _as_graph(step: Callable[[], None]) -> Callable[[], None]:

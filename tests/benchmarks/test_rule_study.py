@@ -81,7 +81,7 @@ def test_a_carried_state_is_that_of_the_text_before(data: Path) -> None:
     assert found["loss"] == pytest.approx(
         F.cross_entropy(logits.flatten(0, 1), columns[1][-4:].flatten()).item(), rel=1e-5
     )
-    with pytest.raises(ValueError, match="only the state of an LSTM can be carried"):
+    with pytest.raises(ValueError, match="the state of a transformer cannot be carried"):
         train(Trial.of(SMALL | TRANSFORMER | {"carry": True}), "cpu", data, time.time() + 60)
 
 

@@ -80,6 +80,11 @@ def test_the_command_runs_on_every_rank_and_leaves_one_run(pool: Pool, tmp_path:
     assert refused == [1, 1]  # and nobody waits for the first rank
 
 
+def test_a_carried_state_is_refused_on_every_rank(pool: Pool, tmp_path: Path) -> None:
+    words = "compare zipf --vocabulary 30 --tokens 500 --batch 4 --sequence 5 --steps 2 --carry --device cpu --quiet"
+    assert pool.run(2, on_ranks.command, *words.split(), "--runs", str(tmp_path)) == [1, 1]
+
+
 def test_alone_there_is_nothing_to_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined("cpu") as alone:

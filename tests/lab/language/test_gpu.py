@@ -27,7 +27,7 @@ from tests.on_gpu import no_waiting
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
 LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-pass step
-DROPS = {"recurrent_dropout": 0.5, "locked_dropout": True, "input_dropout": 0.5, "output_dropout": 0.5}
+DROPS = {"recurrent_dropout": 0.5, "locked_dropout": True, "input_dropout": 0.5, "output_dropout": 0.5, "carry": True}
 ATTENTION = {"model": "transformer", "heads": 4, "layers": 2}
 ATTENTION_DROPS = {**ATTENTION, "hidden": 2048, "residual_dropout": 0.2, "attention_dropout": 0.2}
 """With parameters that are large enough for the one-pass step."""
@@ -83,7 +83,7 @@ def test_attention_in_bfloat16_is_one_kernel() -> None:
         model.features(inputs)[0].float().sum().backward()
     names = {event.key for event in seen.key_averages()}
     assert "aten::_scaled_dot_product_attention_math" not in names
-    assert any("scaled_dot_product" in name for name in names)
+    assert any(f"aten::_scaled_dot_product_{kind}_attention" in names for kind in ("flash", "cudnn", "efficient"))
 
 
 def test_weight_drop_is_the_lstm_with_one_masked_matrix() -> None:

@@ -60,11 +60,13 @@ class Settings:
         0, "dimensions of words, and of what the softmax sees; 0: the preset's", integer(0, 65_536)
     )
     batch: int = setting(0, "sequences in a training step, over all processes; 0: the preset's", integer(0, 1_000_000))
-    sequence: int = setting(0, "words in a sequence; 0: the preset's", integer(0, 100_000))
+    sequence: int = setting(
+        0, "words in a sequence, the most that a Transformer sees at once; 0: the preset's", integer(0, 100_000)
+    )
     input_dropout: float = setting(0.3, "dropout of the embedded words", share)
     output_dropout: float = setting(0.0, "dropout of what the softmax sees; what comes before it is memorised", share)
     layer_norm: str = setting(
-        "none", f"layer normalisation: {', '.join(LAYER_NORMS)} (much slower)", choice(*LAYER_NORMS)
+        "none", f"lstm: layer normalisation: {', '.join(LAYER_NORMS)} (much slower)", choice(*LAYER_NORMS)
     )
     tied: bool = setting(True, "share one matrix between embedding and softmax, and one between both projections")
     recurrent_dropout: float = setting(
@@ -72,6 +74,9 @@ class Settings:
     )
     locked_dropout: bool = setting(
         False, "let input and output dropout draw one mask for all words of a sequence", later=True
+    )
+    carry: bool = setting(
+        False, "lstm: train on the text in order, each sequence with the state after the one before it", later=True
     )
     heads: int = setting(8, "transformer: heads of attention", integer(1, 1024), later=True)
     residual_dropout: float = setting(

@@ -10,7 +10,7 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
-from hebbian_softmax.lab.language.experiments.sweep import SweepSettings
+from hebbian_softmax.lab.language.experiments.sweep import RECIPES, SweepSettings
 from hebbian_softmax.lab.language.experiments.tables import tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.experiments.tuning import (
@@ -70,6 +70,16 @@ def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
     for words in (["--hidden", "64,many"], ["--layers", "1,-3"], ["--gamma", "0.1,"]):
         with pytest.raises(SystemExit):
             from_command_line(*words)
+
+
+def test_another_network_is_tried_with_the_sizes_of_its_preset() -> None:
+    sweep = next(recipe for recipe in RECIPES if recipe.name == "zipf")
+    found = candidates(from_command_line(), sweep.network_grid(TrainSettings(model="transformer")))
+    assert len(found) == 9
+    fixed = {"hidden": 2048, "layers": 6, "output_dropout": 0.0, "layer_norm": "none", "tied": True}
+    assert all(fixed.items() <= each.items() for each in found)
+    assert {each["learning_rate"] for each in found} == {0.0005, 0.00025, 0.001}
+    assert len(candidates(from_command_line(), sweep.network_grid(TrainSettings()))) == 96
 
 
 def test_all_other_options_of_a_training_are_there() -> None:

@@ -6,6 +6,7 @@ A new network is one file with a subclass of `LanguageModel`, and one line here.
 from hebbian_softmax.lab.language.model.base import (
     LAYER_NORMS,
     PRESETS,
+    Carried,
     LanguageModel,
     NetworkOptions,
     Sizes,
@@ -14,6 +15,6 @@ from hebbian_softmax.lab.language.model.base import (
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from hebbian_softmax.lab.language.model.transformer import Transformer
 
-__all__ = ["LAYER_NORMS", "MODELS", "PRESETS", "LanguageModel", "NetworkOptions", "Sizes", "dropout"]
+__all__ = ["LAYER_NORMS", "MODELS", "PRESETS", "Carried", "LanguageModel", "NetworkOptions", "Sizes", "dropout"]
 
 MODELS: dict[str, type[LanguageModel]] = {"lstm": WordLSTM, "transformer": Transformer}

@@ -1,6 +1,6 @@
 """The interface that training, evaluation and memories expect of a language model, whatever its network is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import option_name
 
 LAYER_NORMS = ("none", "output", "cell")
+Carried = Sequence[tuple[Tensor, ...]]
+"""A state that training carries from step to step: tensors for each layer."""
 SPECIAL = ("layer_norm", "recurrent_dropout", "heads", "residual_dropout", "attention_dropout")
 """The fields of `NetworkOptions` that mean something to some networks only."""
 
@@ -93,6 +95,8 @@ class LanguageModel(nn.Module):
             if name not in self.takes and (value := getattr(options, name)) != getattr(NetworkOptions, name):
                 raise LabError(f"this --model has no use for {option_name(name)} {value}: omit it, or change --model")
         self.head, self.options, self.memorizes, self.precision = head, options, memorizes, precision
+        self.reached: Any = None
+        """The state after the last call of `forward` that was given a state; who takes it sets it to None."""
 
     def features(self, inputs: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return what the head is given for each word, and the state after the last word.
@@ -103,9 +107,18 @@ class LanguageModel(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def first_state(self, batch: int) -> Carried | None:
+        """Return the state before the first word of a text, in tensors that training may overwrite after each step.
+
+        A network whose state does not always have the same shape returns None: it begins each sequence anew.
+        """
+        return None
+
+    def forward(self, inputs: Tensor, targets: Tensor, state: Any = None) -> Tensor:
         """Return the mean cross-entropy of `targets`, each predicted from the words before it in its column."""
-        features, _ = self.features(inputs)
+        features, after = self.features(inputs, state)
+        if state is not None:
+            self.reached = after
         with torch.autocast(features.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
             if not self.options.locked_dropout:
                 return self.head.loss(features, targets, remember=self.memorizes)

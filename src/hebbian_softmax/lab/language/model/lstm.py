@@ -54,6 +54,11 @@ class WordLSTM(LanguageModel):
             x = self.norm(x.to(self.norm.weight.dtype)).to(self.precision)
         return x, after
 
+    def first_state(self, batch: int) -> State:
+        hidden, like = self.options.hidden, self.head.weight
+        zeros = torch.zeros(1, batch, hidden, dtype=self.precision, device=like.device)
+        return [(zeros.clone(), zeros.clone()) for _ in self.layers]
+
 
 def _projection(features: int, hidden: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(features, hidden) * features**-0.5)

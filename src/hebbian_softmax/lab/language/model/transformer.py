@@ -9,6 +9,7 @@ after the first window is predicted from at least half a window of words before 
 text alone says: it does not matter in which pieces the text is read.
 """
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -122,7 +123,7 @@ def _product(x: Tensor, layer: nn.Linear) -> Tensor:
 def rotation(time: int, dimensions: int, like: Tensor) -> Turn:
     """Return the cosines and sines of `time` positions, on the device and in the dtype of `like`."""
     wide: Any = {"device": like.device, "dtype": torch.float64}
-    speeds = SLOWEST ** (-torch.arange(0, dimensions, 2, **wide) / dimensions)
+    speeds = (torch.arange(0, dimensions, 2, **wide) * (-math.log(SLOWEST) / dimensions)).exp()
     angles = torch.outer(torch.arange(time, **wide), speeds)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
