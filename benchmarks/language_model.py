@@ -31,7 +31,8 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.language.evaluation import word_losses
 from hebbian_softmax.lab.language.learner import Learner
-from hebbian_softmax.lab.language.settings import OPTIMIZERS, PRESETS, Settings
+from hebbian_softmax.lab.language.model import PRESETS
+from hebbian_softmax.lab.language.settings import OPTIMIZERS, Settings
 from hebbian_softmax.lab.language.task import Windows, make_windows
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 from hebbian_softmax.lab.report.tables import Table, as_text

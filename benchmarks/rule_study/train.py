@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
 from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
-from hebbian_softmax.lab.language.model import NetworkOptions
-from hebbian_softmax.lab.language.model.lstm import WordLSTM
+from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
 
 WARMUP = 50
 STREAMS = 64
@@ -34,6 +32,9 @@ class Trial:
     name: str = ""
     variant: Variant = field(default_factory=Variant)
     seed: int = 0
+    model: str = "lstm"
+    """lstm or transformer; the sizes are not adapted to it."""
+    layers: int = 1
     hidden: int = 1024
     embedding: int = 512
     batch: int = 128
@@ -42,6 +43,20 @@ class Trial:
     learning_rate: float = 0.004
     input_dropout: float = 0.5
     output_dropout: float = 0.5
+    locked_dropout: bool = False
+    """Let input and output dropout draw one mask for all words of a sequence."""
+    recurrent_dropout: float = 0.0
+    """Of the LSTM: dropout of the weights from state to state, one mask for each step."""
+    carry: bool = False
+    """Of the LSTM: begin each sequence with the state that the sequence before it in the text has left."""
+    heads: int = 8
+    residual_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    """Of the Transformer, as are the two before."""
+    momentum: float = 0.0
+    """β₁ of Adam."""
+    weight_decay: float = 0.0
+    """L2 penalty."""
     clip: float = 1.0
     evaluations: int = 4
     """Evaluations on the validation text, the last one included."""
@@ -53,6 +68,13 @@ class Trial:
         rule = {key: value for key, value in options.items() if key not in own}
         return cls(**own, variant=Variant(**rule))
 
+    @property
+    def network(self) -> NetworkOptions:
+        """The settings that the network is built from."""
+        names = NetworkOptions.__dataclass_fields__.keys() & Trial.__dataclass_fields__.keys()
+        given = {name: getattr(self, name) for name in names}
+        return NetworkOptions(**given, context=self.sequence)
+
 
 def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict[str, Any]:
     """Train a model and return everything that is known of it; raise TimeoutError where the time does not suffice."""
@@ -62,22 +84,25 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     classes = len(corpus.words)
     precision = torch.bfloat16 if device == "cuda" else torch.float32
     head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
-    options = NetworkOptions(trial.hidden, input_dropout=trial.input_dropout)
-    model = WordLSTM(head, options, memorizes=False, precision=precision).to(device).train()
+    model = MODELS[trial.model](head, trial.network, memorizes=False, precision=precision).to(device).train()
+    state = model.first_state(trial.batch) if trial.carry else None
+    if trial.carry and state is None:
+        raise ValueError(f"the state of a {trial.model} cannot be carried from step to step")
     parameters = list(model.parameters())
     lr = torch.zeros((), device=device)
     graphs = device == "cuda"
-    optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.0, 0.999), fused=graphs, capturable=graphs)
+    betas, decay = (trial.momentum, 0.999), trial.weight_decay
+    optimizer = torch.optim.Adam(parameters, lr, betas, weight_decay=decay, fused=graphs, capturable=graphs)
     rule = Rule(trial.variant, head.weight.detach(), trial.learning_rate, trial.seed)
     inputs, targets = (torch.zeros(trial.sequence, trial.batch, dtype=torch.int64, device=device) for _ in range(2))
     last_loss = torch.zeros((), device=device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        features, _ = model.features(inputs)
+        features, after = model.features(inputs, state)
         h, y = features.reshape(-1, trial.embedding), targets.reshape(-1)
         with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
-            dropped = F.dropout(h, trial.output_dropout)
+            dropped = dropout(features, trial.output_dropout, True, locked=trial.locked_dropout).reshape(h.shape)
             losses = linear_cross_entropy(dropped, head.weight, y, reduction="none", prior=rule.before_loss(y))
         loss = losses.mean()
         loss.backward()
@@ -85,6 +110,9 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         optimizer.step()
         rule.after_step(h.detach(), y, losses.detach().float())
         last_loss.copy_(loss.detach())
+        for before, now in zip(state or (), after if trial.carry else (), strict=True):
+            for kept, reached in zip(before, now, strict=True):  # not earlier: the backward pass needs what was kept
+                kept.copy_(reached.detach())
 
     run = as_graph(step) if graphs else step
     per_stream = (len(texts["train"]) - 1) // trial.batch
@@ -95,6 +123,8 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     curve, signals, done, begun = [], [], 0, time.perf_counter()
     while done < total:
         offset = order.randint(trial.sequence)
+        for kept in (each for layer in state or () for each in layer):
+            kept.zero_()  # an epoch begins elsewhere in the text
         for i in range(offset, offset + per_epoch * trial.sequence, trial.sequence):
             if done == total:
                 break
@@ -152,7 +182,7 @@ def as_graph(step: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def perplexities(model: WordLSTM, text: Tensor, counts: Tensor) -> dict[str, float | None]:
+def perplexities(model: LanguageModel, text: Tensor, counts: Tensor) -> dict[str, float | None]:
     """Return the perplexity of a text, and of its words by how often they occur in the training text."""
     losses, words = word_losses(model, text, streams=STREAMS), text[1:].cpu().long()
     found = score(losses, words, counts)

@@ -17,8 +17,13 @@ STEPS = 4
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"accumulate": 2}, {"optimizer": "adam", "tied": False, "layers": 2}],
-    ids=["one-pass", "in parts", "untied"],
+    [
+        {},
+        {"accumulate": 2},
+        {"optimizer": "adam", "tied": False, "layers": 2},
+        {"model": "transformer", "heads": 3, "layers": 2, "locked_dropout": True},
+    ],
+    ids=["one-pass", "in parts", "untied", "transformer"],
 )
 def test_two_ranks_are_one_process_on_the_joined_batch(pool: Pool, changes: dict[str, Any]) -> None:
     losses, weights = on_ranks.losses_and_weights(STEPS, **{**changes, "accumulate": 1})
@@ -73,6 +78,11 @@ def test_the_command_runs_on_every_rank_and_leaves_one_run(pool: Pool, tmp_path:
     assert again == [0, 0]
     refused = pool.run(2, on_ranks.command, "compare", "zipf", "--resume", str(path), "--gamma", "0.9", "--quiet")
     assert refused == [1, 1]  # and nobody waits for the first rank
+
+
+def test_a_carried_state_is_refused_on_every_rank(pool: Pool, tmp_path: Path) -> None:
+    words = "compare zipf --vocabulary 30 --tokens 500 --batch 4 --sequence 5 --steps 2 --carry --device cpu --quiet"
+    assert pool.run(2, on_ranks.command, *words.split(), "--runs", str(tmp_path)) == [1, 1]
 
 
 def test_alone_there_is_nothing_to_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:

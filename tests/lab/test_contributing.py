@@ -41,8 +41,8 @@ def test_a_new_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_network() -> None:
     names = example("Another network for the language models")
     head = HebbianSoftmax(8, 50, gamma=0.1, limit=5)
-    model = names["Transformer"](head, NetworkOptions(hidden=16, layers=2), memorizes=False)
-    words = torch.randint(50, (2 * names["CONTEXT"] + 90, 2))
+    model = names["WordGRU"](head, NetworkOptions(hidden=16, layers=2), memorizes=False)
+    words = torch.randint(50, (90, 2))
     model(words[:20], words[1:21]).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.eval()

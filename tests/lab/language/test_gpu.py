@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
@@ -26,14 +27,19 @@ from tests.on_gpu import no_waiting
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden": 64, "embedding": 32, "batch": 16, "sequence": 10}
 LARGER = {**SIZES, "hidden": 128}  # one parameter is large enough for the one-pass step
+DROPS = {"recurrent_dropout": 0.5, "locked_dropout": True, "input_dropout": 0.5, "output_dropout": 0.5, "carry": True}
+ATTENTION = {"model": "transformer", "heads": 4, "layers": 2}
+ATTENTION_DROPS = {**ATTENTION, "hidden": 2048, "residual_dropout": 0.2, "attention_dropout": 0.2}
+"""With parameters that are large enough for the one-pass step."""
 CUDA = torch.device("cuda")
 BOTH = Memories((CacheSettings(200, 0.3), MbpaSettings(200, 32)))
 
 
 @pytest.mark.parametrize("hebbian", [True, False])
+@pytest.mark.parametrize("changes", [{}, DROPS, ATTENTION_DROPS], ids=["lstm", "drops", "transformer"])
 @pytest.mark.parametrize("optimizer", ["one-pass-adam", "adam", "sgd"])
-def test_a_step_never_waits_for_the_device(hebbian: bool, optimizer: str) -> None:
-    given = settings(**SIZES, optimizer=optimizer)
+def test_a_step_never_waits_for_the_device(hebbian: bool, changes: dict[str, Any], optimizer: str) -> None:
+    given = settings(**{**SIZES, **changes}, optimizer=optimizer)
     windows = make_windows(corpus(tokens=4000), given, CUDA)
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
     for step in range(5):  # one of them is captured
@@ -52,10 +58,11 @@ def test_a_text_too_long_for_the_device_gives_the_same_words() -> None:
         assert torch.equal(copied.at(step), resident.at(step))
 
 
+@pytest.mark.parametrize("recurrent_dropout", [0.0, 0.5])
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11 warns at every profile
-def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
+def test_cudnn_runs_the_lstm_in_bfloat16(recurrent_dropout: float) -> None:
     """There is no loop over time. Weights that cuDNN had to copy would be a warning, which is an error here."""
-    given = settings(**SIZES, precision="bf16")
+    given = settings(**SIZES, precision="bf16", recurrent_dropout=recurrent_dropout)
     model = make_model(given, WORDS, hebbian=False, device=CUDA)
     inputs = torch.randint(WORDS, (100, 16), device=CUDA)
     model.features(inputs)[0].float().sum().backward()
@@ -66,9 +73,44 @@ def test_cudnn_runs_the_lstm_in_bfloat16() -> None:
     assert "aten::_thnn_fused_lstm_cell" not in names
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_attention_in_bfloat16_is_one_kernel() -> None:
+    """No matrix of all pairs of words is made."""
+    model = make_model(settings(**{**SIZES, **ATTENTION_DROPS}, precision="bf16"), WORDS, hebbian=False, device=CUDA)
+    inputs = torch.randint(WORDS, (10, 16), device=CUDA)
+    model.features(inputs)[0].float().sum().backward()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        model.features(inputs)[0].float().sum().backward()
+    names = {event.key for event in seen.key_averages()}
+    assert "aten::_scaled_dot_product_attention_math" not in names
+    assert any(f"aten::_scaled_dot_product_{kind}_attention" in names for kind in ("flash", "cudnn", "efficient"))
+
+
+def test_weight_drop_is_the_lstm_with_one_masked_matrix() -> None:
+    """Every word sees the same mask, and the gradient reaches the raw matrix through it."""
+    given = settings(**SIZES, precision="fp32", input_dropout=0.0, recurrent_dropout=0.5)
+    dropped = make_model(given, WORDS, hebbian=False, device=CUDA)
+    plain = copy.deepcopy(dropped)
+    plain.layers[0].recurrent_dropout = 0.0
+    torch.manual_seed(4)
+    mask = F.dropout(torch.ones_like(plain.layers[0].weight_hh), 0.5)
+    with torch.no_grad():
+        plain.layers[0].weight_hh *= mask
+    inputs = torch.randint(WORDS, (20, 16), device=CUDA)
+    torch.manual_seed(4)
+    found, expected = dropped.features(inputs)[0], plain.features(inputs)[0]
+    assert_close(found, expected)
+    for features in (found, expected):
+        features.sum().backward()
+    assert_close(dropped.layers[0].weight_hh.grad, plain.layers[0].weight_hh.grad * mask, rtol=1e-4, atol=1e-4)
+    assert_close(dropped.layers[0].weight_ih.grad, plain.layers[0].weight_ih.grad, rtol=1e-4, atol=1e-4)
+    assert_close(dropped.eval().features(inputs)[0], dropped.features(inputs)[0])
+
+
 @pytest.mark.parametrize("hebbian", [True, False])
-def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
-    given = settings(**SIZES, precision="fp32", input_dropout=0.0)
+@pytest.mark.parametrize("changes", [{}, ATTENTION], ids=["lstm", "transformer"])
+def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool, changes: dict[str, Any]) -> None:
+    given = settings(**{**SIZES, **changes}, precision="fp32", input_dropout=0.0)
     words = corpus(tokens=4000)
     learners = {where: Learner(given, WORDS, hebbian=hebbian, device=where) for where in (device(), CUDA)}
     for step in range(4):
@@ -83,7 +125,13 @@ def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool) -> None:
 
 @pytest.mark.parametrize(
     ("words", "sizes"),
-    [(WORDS, SIZES), (8000, {**SIZES, "batch": 512, "sequence": 20})],  # the second is large enough for the fused loss
+    [
+        (WORDS, SIZES),
+        (8000, {**SIZES, "batch": 512, "sequence": 20}),  # large enough for the fused loss
+        (WORDS, {**SIZES, **DROPS}),
+        (WORDS, {**SIZES, **ATTENTION_DROPS}),
+    ],
+    ids=["lstm", "large", "drops", "transformer"],
 )
 def test_deterministic_runs_go_on_to_the_same_bits(words: int, sizes: dict[str, Any]) -> None:
     text = corpus(words, 40_000)
@@ -117,10 +165,14 @@ def assert_gone_the_same_way(found: Learner, expected: Learner, first: dict[str,
 
 
 @pytest.mark.parametrize("hebbian", [True, False])
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"optimizer": "one-pass-rmsprop"}, {"clip": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"accumulate": 2}, {"optimizer": "one-pass-rmsprop"}, {"clip": 0.0}, DROPS, ATTENTION_DROPS],
+    ids=["usual", "in parts", "rmsprop", "unclipped", "drops", "transformer"],
+)
 def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict[str, Any]) -> None:
     """Words, dropout and the learning rate change from step to step, and the rule begins in the middle."""
-    given = settings(**LARGER, precision="bf16", input_dropout=0.5, output_dropout=0.5, **changes)
+    given = settings(**{**LARGER, "input_dropout": 0.5, "output_dropout": 0.5, **changes}, precision="bf16")
     windows = make_windows(corpus(tokens=8000), given, CUDA)
     plain, captured = (Learner(given, WORDS, hebbian=hebbian, device=CUDA) for _ in range(2))
     plain.captured = None
@@ -137,8 +189,13 @@ def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict
     assert_gone_the_same_way(captured, plain, first)
 
 
-def test_captured_dropout_follows_the_seed() -> None:
-    given = settings(**LARGER, precision="bf16", input_dropout=0.5, output_dropout=0.5)
+@pytest.mark.parametrize(
+    "changes",
+    [{"input_dropout": 0.5, "output_dropout": 0.5}, {"recurrent_dropout": 0.5}, DROPS, ATTENTION_DROPS],
+    ids=["usual", "recurrent", "drops", "transformer"],
+)
+def test_captured_dropout_follows_the_seed(changes: dict[str, Any]) -> None:
+    given = settings(**{**LARGER, "input_dropout": 0.0, **changes}, precision="bf16")
     words = make_windows(corpus(tokens=8000), given, CUDA).at(0)
     learner = Learner(given, WORDS, hebbian=False, device=CUDA)
     losses = []
@@ -193,16 +250,17 @@ def test_a_captured_learner_gives_its_memory_back() -> None:
     assert many <= few + 2**22
 
 
-def model_on(where: str, precision: str) -> LanguageModel:
-    given = settings(**SIZES, precision=precision)
+def model_on(where: str, precision: str, **changes: Any) -> LanguageModel:
+    given = settings(**{**SIZES, **changes}, precision=precision)
     return make_model(given, WORDS, hebbian=True, device=torch.device(where)).eval()
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2)])
-def test_memories_are_those_of_the_cpu(precision: str, tolerance: float) -> None:
+@pytest.mark.parametrize("changes", [{}, ATTENTION], ids=["lstm", "transformer"])
+def test_memories_are_those_of_the_cpu(changes: dict[str, Any], precision: str, tolerance: float) -> None:
     ids = corpus(tokens=8000).splits["valid"]
-    found = read_parts(model_on("cuda", precision), ids, BOTH)
-    expected = read_parts(model_on("cpu", "fp32"), ids, BOTH)
+    found = read_parts(model_on("cuda", precision, **changes), ids, BOTH)
+    expected = read_parts(model_on("cpu", "fp32", **changes), ids, BOTH)
     assert {each.device.type for each in found.values()} == {"cpu"}
     for memory in BOTH.used:
         memories = Memories((memory,))

@@ -35,6 +35,9 @@ def test_the_network_is_the_one_that_was_asked_for() -> None:
     assert (network.options.input_dropout, network.head.dropout) == (0.1, 0.2)
     assert network.precision == torch.bfloat16
     assert network.embedding is None
+    locked = model(output_dropout=0.2, locked_dropout=True, recurrent_dropout=0.4)
+    assert (locked.options.output_dropout, locked.head.dropout) == (0.2, 0.0)
+    assert locked.layers[0].recurrent_dropout == locked.options.recurrent_dropout == 0.4
     assert model(tied=False).embedding is not None
     assert model(layer_norm="output").norm is not None
     assert type(model(layer_norm="cell").layers[0]).__name__ == "LayerNormLSTM"

@@ -12,7 +12,7 @@ from torch import nn
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.language.learner import Learner, deterministic
-from hebbian_softmax.lab.language.model import MODELS
+from hebbian_softmax.lab.language.model import MODELS, LanguageModel
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN
 from hebbian_softmax.lab.language.settings import OPTIMIZERS, SCHEDULES, Settings
 from hebbian_softmax.lab.language.task import Windows, WordsProgress, WordTask, learning_rate
@@ -116,12 +116,54 @@ def test_clipping_bounds_the_gradient() -> None:
     assert moved.item() == pytest.approx(1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 
 
-@pytest.mark.parametrize("name", ["one-pass-adam", "rmsprop"])
-def test_continues_from_its_state(name: str) -> None:
-    whole = task(optimizer=name)
+def test_a_carried_state_is_that_of_the_sequence_before_and_each_epoch_begins_without_one() -> None:
+    given = {"batch": 20, "carry": True, "optimizer": "sgd", "input_dropout": 0.0, "clip": 0.0, "warmup": 0}
+    found, parts = (in_float64(task({ONLY: True}, **given, accumulate=number)) for number in (1, 4))
+    for learner in (found.learners[ONLY], parts.learners[ONLY]):  # their states in float64, too
+        learner.carried = [learner.model.first_state(20 // learner.accumulate) for _ in range(learner.accumulate)]
+    literal = widen(model(hebbian=True, input_dropout=0.0))
+    optimizer = torch.optim.SGD(literal.parameters())
+    literal.head.attach(optimizer)
+    assert found.windows.epoch_steps == 7
+    schedule = {"peak": found.settings.sizes.learning_rate, "schedule": "cosine", "warmup": 0, "steps": 10}
+    state = None
+    for step in range(9):
+        words = found.windows.at(step)
+        features, state = literal.features(words[:-1], None if step == 7 else state)
+        state = [tuple(each.detach() for each in layer) for layer in state]
+        loss = literal.head.loss(features, words[1:])
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, **schedule)
+        optimizer.step()
+        losses = [each.train_step()["loss"] for each in (found, parts)]
+        torch.testing.assert_close(losses, 2 * [loss.detach()])
+    torch.testing.assert_close(dict(found.learners[ONLY].model.state_dict()), dict(literal.state_dict()))
+
+
+def test_in_order_the_columns_read_parts_of_the_text() -> None:
+    windows = Windows(IDS, **SIZES, in_order=True)
+    words = torch.cat([windows.at(step)[:-1] for step in range(windows.epoch_steps)])
+    assert torch.equal(words - words[0], torch.arange(240).unsqueeze(1).expand(240, 4))
+    assert (words[0, 1:] - words[-1, :-1]).tolist() == [1, 1, 1]
+    assert len({int(windows.starts(epoch)[0]) for epoch in range(8)}) > 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "one-pass-adam"},
+        {"optimizer": "rmsprop"},
+        {"carry": True, "accumulate": 2, "recurrent_dropout": 0.5, "locked_dropout": True, "output_dropout": 0.5},
+    ],
+    ids=["adam", "rmsprop", "strong"],
+)
+def test_continues_from_its_state(changes: dict[str, Any]) -> None:
+    whole = task(**changes)
     for _ in range(3):
         whole.train_step()
-    resumed = task(optimizer=name)
+    resumed = task(**changes)
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     torch.rand(7)  # other random numbers must not matter
     for _ in range(3):
@@ -151,6 +193,10 @@ def test_a_checkpoint_of_other_words_or_models_is_refused(
     [
         ({"accumulate": 3}, "give --batch a multiple of 3"),
         ({"optimizer": "one-pass-rmsprop", "momentum": 0.5}, "has no momentum"),
+        (
+            {"model": "transformer", "embedding": 16, "carry": True},
+            "state of --model transformer cannot be carried",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_one_clear_line(changes: dict[str, Any], message: str) -> None:
@@ -173,7 +219,7 @@ def test_a_device_too_small_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
         found.train_step()
     with pytest.raises(LabError, match="too small for an evaluation beside training: --accumulate 2"):
         found.evaluate()
-    monkeypatch.setitem(MODELS, "lstm", out_of_memory)
+    monkeypatch.setitem(MODELS, "lstm", type("TooLarge", (LanguageModel,), {"__init__": out_of_memory}))
     with pytest.raises(LabError, match="too small for the model: take a smaller --hidden"):
         task()
 

@@ -3,9 +3,9 @@
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hebbian_softmax.attach.pending import FOLD_ROWS_ON_CUDA
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.ranks import current_ranks
 from hebbian_softmax.lab.base.seeds import derive_seed
-from hebbian_softmax.lab.language.model import MODELS, LanguageModel
+from hebbian_softmax.lab.language.model import MODELS, Carried, LanguageModel
 from hebbian_softmax.lab.language.settings import RATES, Settings
 from hebbian_softmax.write import kernels_suit
 
@@ -34,7 +34,7 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         gamma=settings.gamma,
         limit=settings.limit,
         rate=RATES[settings.rate](settings.gamma, settings.limit),
-        dropout=settings.output_dropout,
+        dropout=0.0 if settings.locked_dropout else settings.output_dropout,  # the model has a locked one
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
         center=settings.center,
@@ -112,11 +112,26 @@ class Learner:
                 f"{self.accumulate} parts each: give --batch a multiple of {parts}"
             )
         self.model = make_model(settings, vocabulary, hebbian=hebbian, device=device)
+        self.carried = self._first_states(settings) if settings.carry else None
+        """The states that the next step begins with, one for each part of the batch."""
         self.optimizer = make_optimizer(settings, self.model, alone=self.ranks.count == 1)
         self.captured = CapturedSteps() if self._capturable(settings) else None
         self._parallel: Any = self.model
         if self.ranks.count > 1:
             self._parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, **_own_buffers())
+
+    def _first_states(self, settings: Settings) -> list[Carried]:
+        if self.ranks.count > 1:
+            raise LabError("--carry trains in one process, because a checkpoint has the state of one: omit torchrun")
+        states = [self.model.first_state(settings.sizes.batch // self.accumulate) for _ in range(self.accumulate)]
+        if None in states:
+            raise LabError(f"the state of --model {settings.model} cannot be carried: omit --carry, or change --model")
+        return cast(list[Carried], states)
+
+    def begin_text(self) -> None:
+        """Let the next step begin without words before it."""
+        for tensor in _tensors(self.carried):
+            tensor.zero_()
 
     def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
         """Take one optimizer step on words (length + 1, columns); return the mean loss over all processes.
@@ -143,9 +158,14 @@ class Learner:
             # The processes exchange gradients once a step, with its last part.
             later = number < len(parts) and isinstance(self._parallel, DistributedDataParallel)
             with self._parallel.no_sync() if later else contextlib.nullcontext():
-                loss = self._parallel(part[:-1], part[1:])
+                state = () if self.carried is None else (self.carried[number - 1],)
+                loss = self._parallel(part[:-1], part[1:], *state)
                 (loss if len(parts) == 1 else loss / len(parts)).backward()
             losses.append(loss.detach())
+            if self.carried is not None:  # only now, because the backward pass needs what the state was
+                for kept, reached in zip(_tensors(state), _tensors([self.model.reached]), strict=True):
+                    kept.copy_(reached.detach())
+                self.model.reached = None
         if self.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
@@ -163,13 +183,20 @@ class Learner:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        carried = {} if self.carried is None else {"carried": _tensors(self.carried)}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **carried}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for kept, loaded in zip(_tensors(self.carried), state.get("carried", []), strict=True):
+            kept.copy_(loaded)
         if self.captured is not None:
             self.captured.forget()  # the optimizer has other tensors now
+
+
+def _tensors(states: Sequence[Carried] | None) -> list[Tensor]:
+    return [tensor for state in states or () for layer in state for tensor in layer]
 
 
 def _own_buffers() -> dict[str, Any]:

@@ -6,27 +6,9 @@ from dataclasses import dataclass
 
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
-from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, NetworkOptions
+from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, PRESETS, NetworkOptions, Sizes
 from hebbian_softmax.rule import Rate
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a model and of its batches, with a learning rate that suits them."""
-
-    layers: int
-    hidden: int
-    embedding: int
-    batch: int
-    sequence: int
-    learning_rate: float
-
-
-PRESETS = {
-    "paper": Sizes(layers=1, hidden=2048, embedding=512, batch=512, sequence=100, learning_rate=0.002),
-    "small": Sizes(layers=1, hidden=512, embedding=256, batch=64, sequence=64, learning_rate=0.005),
-    "tiny": Sizes(layers=1, hidden=128, embedding=64, batch=16, sequence=32, learning_rate=0.01),
-}
 RATES: dict[str, Callable[[float, int], Rate]] = {
     "paper": PaperRate,
     "inclusive": InclusiveRate,
@@ -72,19 +54,35 @@ class Settings:
 
     preset: str = setting("small", f"the sizes: {', '.join(PRESETS)}; each size has an option, too", choice(*PRESETS))
     model: str = setting("lstm", f"the network: {', '.join(MODELS)}", model_name, later=True)
-    layers: int = setting(0, "layers of the network, 1 or 2; 0: the preset's", integer(0, 2))
-    hidden: int = setting(0, "units of each layer; 0: the preset's", integer(0, 65_536))
+    layers: int = setting(0, "layers of the network; 0: the preset's", integer(0, 100))
+    hidden: int = setting(0, "units of each layer, or of a Transformer's MLPs; 0: the preset's", integer(0, 65_536))
     embedding: int = setting(
         0, "dimensions of words, and of what the softmax sees; 0: the preset's", integer(0, 65_536)
     )
     batch: int = setting(0, "sequences in a training step, over all processes; 0: the preset's", integer(0, 1_000_000))
-    sequence: int = setting(0, "words in a sequence; 0: the preset's", integer(0, 100_000))
+    sequence: int = setting(
+        0, "words in a sequence, the most that a Transformer sees at once; 0: the preset's", integer(0, 100_000)
+    )
     input_dropout: float = setting(0.3, "dropout of the embedded words", share)
     output_dropout: float = setting(0.0, "dropout of what the softmax sees; what comes before it is memorised", share)
     layer_norm: str = setting(
-        "none", f"layer normalisation: {', '.join(LAYER_NORMS)} (much slower)", choice(*LAYER_NORMS)
+        "none", f"lstm: layer normalisation: {', '.join(LAYER_NORMS)} (much slower)", choice(*LAYER_NORMS)
     )
     tied: bool = setting(True, "share one matrix between embedding and softmax, and one between both projections")
+    recurrent_dropout: float = setting(
+        0.0, "lstm: dropout of the weights from state to state, one mask for all words of a batch", share, later=True
+    )
+    locked_dropout: bool = setting(
+        False, "let input and output dropout draw one mask for all words of a sequence", later=True
+    )
+    carry: bool = setting(
+        False, "lstm: train on the text in order, each sequence with the state after the one before it", later=True
+    )
+    heads: int = setting(8, "transformer: heads of attention", integer(1, 1024), later=True)
+    residual_dropout: float = setting(
+        0.0, "transformer: dropout of what attention and MLP add in each layer", share, later=True
+    )
+    attention_dropout: float = setting(0.0, "transformer: dropout of the weights of attention", share, later=True)
 
     limit: int = setting(20, "T, the occurrences of a word that the rule writes", integer(0))
     gamma: float = setting(0.05, "γ, the smallest mixing rate of the rule", number(0, 1))
@@ -131,15 +129,28 @@ class Settings:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes given, and the preset's where none is given."""
-        preset = PRESETS[self.preset]
+        """The sizes given, and where none is given those of the preset for this model."""
+        preset = MODELS[self.model].presets[self.preset]
         return Sizes(**{name: getattr(self, name) or getattr(preset, name) for name in Sizes.__dataclass_fields__})
 
     @property
     def network(self) -> NetworkOptions:
         """The settings that the network is built from."""
         sizes = self.sizes
-        return NetworkOptions(sizes.hidden, sizes.layers, self.input_dropout, self.tied, self.layer_norm)
+        return NetworkOptions(
+            hidden=sizes.hidden,
+            layers=sizes.layers,
+            input_dropout=self.input_dropout,
+            tied=self.tied,
+            layer_norm=self.layer_norm,
+            recurrent_dropout=self.recurrent_dropout,
+            locked_dropout=self.locked_dropout,
+            output_dropout=self.output_dropout if self.locked_dropout else 0.0,
+            heads=self.heads,
+            residual_dropout=self.residual_dropout,
+            attention_dropout=self.attention_dropout,
+            context=sizes.sequence,
+        )
 
 
 @dataclass(frozen=True)

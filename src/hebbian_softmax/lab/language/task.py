@@ -50,8 +50,9 @@ class Windows:
     """The training text as batches of `batch` sequences of `length` words, each with the word after it.
 
     An epoch cuts the text into neighbouring windows from a random offset on and takes them in a random order; windows
-    that do not fill a batch are left out. Offset and order follow from the seed and the epoch. Each process takes its
-    share of the columns. A text on a GPU is gathered there, unless it takes more than `resident_share` of the free
+    that do not fill a batch are left out. Offset and order follow from the seed and the epoch. With `in_order` each
+    column of the batches reads a part of the text from its beginning to its end. Each process takes its share of the
+    columns. A text on a GPU is gathered there, unless it takes more than `resident_share` of the free
     memory.
     """
 
@@ -62,6 +63,7 @@ class Windows:
         batch: int,
         length: int,
         seed: int,
+        in_order: bool = False,
         device: torch.device | str = "cpu",
         rank: int = 0,
         ranks: int = 1,
@@ -77,7 +79,7 @@ class Windows:
         self.batch, self.length, self.seed, self.device = batch, length, seed, torch.device(device)
         self.epoch_steps = windows // batch
         """The steps of an epoch."""
-        self._windows, self._rank, self._ranks = windows, rank, ranks
+        self._windows, self._in_order, self._rank, self._ranks = windows, in_order, rank, ranks
         self._resident = (
             self.device.type != "cuda" or ids.nbytes <= resident_share * torch.cuda.mem_get_info(self.device)[0]
         )
@@ -101,6 +103,9 @@ class Windows:
         """Return where the windows of an epoch begin, in the order in which they come."""
         draws = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         offset = torch.randint(self.length, (), generator=draws)
+        if self._in_order:
+            steps, columns = torch.arange(self.epoch_steps), torch.arange(self.batch)
+            return offset + self.length * (steps.unsqueeze(1) + self.epoch_steps * columns).flatten()
         return offset + self.length * torch.randperm(self._windows, generator=draws)
 
 
@@ -114,6 +119,7 @@ def make_windows(
         batch=sizes.batch,
         length=sizes.sequence,
         seed=settings.seed,
+        in_order=settings.carry,
         device=device,
         rank=ranks.rank,
         ranks=ranks.count,
@@ -163,8 +169,11 @@ class WordTask:
         peak = given.sizes.learning_rate
         rate = learning_rate(self.step, peak=peak, schedule=given.schedule, warmup=given.warmup, steps=self.steps)
         seed = derive_seed(given.seed, "dropout", self.step, self.ranks.rank)
+        first = self.step % self.windows.epoch_steps == 0
         for name, learner in self.learners.items():
             torch.manual_seed(seed)
+            if first:
+                learner.begin_text()
             with enough_memory("a step", ADVICE):
                 losses[f"{name.log_prefix}loss"] = learner.step(words, rate, memorizing=self.step >= given.start)
         self.step += 1

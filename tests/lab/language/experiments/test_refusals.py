@@ -17,7 +17,9 @@ from tests.lab.language.toy import prepared
     [
         ("train no-such-corpus", "invalid choice"),
         ("train corpus", "which corpus?"),
-        ("train zipf --model perhaps", "must be one of lstm"),
+        ("train zipf --model perhaps", "must be one of lstm, transformer"),
+        ("train zipf --model transformer --embedding 24", "give --embedding a multiple of 16, or other --heads"),
+        ("compare zipf --heads 4", "this --model has no use for --heads 4: omit it, or change --model"),
         ("train zipf --input-dropout 1", "below 1"),
         ("train zipf --epochs 0", "above 0"),
         ("train zipf --rule-scale much", "must be a number"),

@@ -10,7 +10,7 @@ import pytest
 
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
-from hebbian_softmax.lab.language.experiments.sweep import SweepSettings
+from hebbian_softmax.lab.language.experiments.sweep import RECIPES, SweepSettings
 from hebbian_softmax.lab.language.experiments.tables import tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.experiments.tuning import (
@@ -27,8 +27,9 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     subset,
     tune,
 )
+from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import PLAIN
-from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
+from hebbian_softmax.lab.language.settings import TrainSettings
 
 KIND = grid_settings(SweepSettings, TrainSettings)
 LSTMS: list[dict[str, Any]] = [{"hidden": hidden, "learning_rate": 0.1} for hidden in (8, 4, 16)]
@@ -43,7 +44,7 @@ def from_command_line(*words: str) -> Any:
 
 def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     settings = from_command_line()
-    lstms = candidates(settings, paper_sweep("paper"))
+    lstms = candidates(settings, paper_sweep(PRESETS["paper"]))
     assert len(lstms) == len({tuple(each.items()) for each in lstms}) == 96
     assert {each["hidden"] for each in lstms} == {1024, 2048, 4096}
     assert {each["layers"] for each in lstms} == {1, 2}
@@ -61,14 +62,24 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
 
 def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
     settings = from_command_line("--hidden", "64", "--layers", "2", "--input-dropout", "0.5, 0.1,0.5", "--tied", "no")
-    found = candidates(settings, paper_sweep("small"))
+    found = candidates(settings, paper_sweep(PRESETS["small"]))
     assert {each["hidden"] for each in found} == {64}
     assert [each["input_dropout"] for each in found] == [0.5, 0.5, 0.1, 0.1]
     assert {each["layer_norm"] for each in found} == {"none", "output"}
     assert from_values(KIND, vars(settings)) == settings  # A resumed run reads it so.
-    for words in (["--hidden", "64,many"], ["--layers", "1,3"], ["--gamma", "0.1,"]):
+    for words in (["--hidden", "64,many"], ["--layers", "1,-3"], ["--gamma", "0.1,"]):
         with pytest.raises(SystemExit):
             from_command_line(*words)
+
+
+def test_another_network_is_tried_with_the_sizes_of_its_preset() -> None:
+    sweep = next(recipe for recipe in RECIPES if recipe.name == "zipf")
+    found = candidates(from_command_line(), sweep.network_grid(TrainSettings(model="transformer")))
+    assert len(found) == 9
+    fixed = {"hidden": 2048, "layers": 6, "output_dropout": 0.0, "layer_norm": "none", "tied": True}
+    assert all(fixed.items() <= each.items() for each in found)
+    assert {each["learning_rate"] for each in found} == {0.0005, 0.00025, 0.001}
+    assert len(candidates(from_command_line(), sweep.network_grid(TrainSettings()))) == 96
 
 
 def test_all_other_options_of_a_training_are_there() -> None:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.lab.language.model.base import NetworkOptions
-from hebbian_softmax.lab.language.model.lstm import LayerNormLSTM, WordLSTM
+from hebbian_softmax.lab.language.model.base import NetworkOptions, dropout
+from hebbian_softmax.lab.language.model.lstm import LayerNormLSTM, LSTMLayer, WordLSTM
 from tests.closeness import assert_as_close
 from tests.lab.language.toy import exactly
 
@@ -148,3 +148,102 @@ def test_only_a_memorizing_model_gives_the_head_something_to_remember(memorizes:
     model(batch[:-1], batch[1:]).backward()
     optimizer.step()
     assert int(model.head.counts.sum()) == (batch[1:].numel() if memorizes else 0)
+
+
+LAYERS = [LSTMLayer, LayerNormLSTM]
+
+
+def drop_weights(layer: Any, share: float, seed: int) -> Any:
+    """Return a copy of a layer without dropout whose recurrent matrix has the mask that this seed draws."""
+    plain = copy.deepcopy(layer)
+    plain.recurrent_dropout = 0.0
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        plain.weight_hh *= F.dropout(torch.ones_like(layer.weight_hh), share)
+    return plain
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+def test_weight_drop_is_the_layer_with_one_masked_matrix_for_all_words(kind: Any, precision: torch.dtype) -> None:
+    """The gradient goes through the mask to the raw matrix, and nothing else changes."""
+    layer = kind(3, HIDDEN, 0.5).to(torch.float64 if precision == torch.float64 else torch.float32)
+    plain, x = drop_weights(layer, 0.5, seed=4), torch.randn(6, 2, 3, dtype=precision)
+    mask = plain.weight_hh.detach() / layer.weight_hh.detach()
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    torch.manual_seed(4)
+    found, expected = layer(x, None, None), plain(x, None, None)
+    assert torch.equal(found[0], expected[0])
+    assert all(torch.equal(*each) for each in zip(found[1], expected[1], strict=True))
+    for output in (found[0], expected[0]):
+        output.sum().backward()
+    for name, parameter in layer.named_parameters():
+        other = dict(plain.named_parameters())[name].grad
+        assert torch.equal(parameter.grad, other * mask if name == "weight_hh" else other), name
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weight_drop_is_in_training_only_and_0_is_the_plain_layer(kind: Any) -> None:
+    layer, x = kind(3, HIDDEN, 0.5), torch.randn(6, 2, 3)
+    plain = copy.deepcopy(layer)
+    plain.recurrent_dropout = 0.0
+    before = torch.get_rng_state()
+    expected = plain(x, None, None)[0]
+    assert torch.equal(torch.get_rng_state(), before)  # so that dropout elsewhere is as it was without this option
+    assert not torch.equal(layer(x, None, None)[0], expected)
+    assert torch.equal(layer.eval()(x, None, None)[0], expected)
+
+
+def test_weight_drop_draws_shares_of_each_matrix_anew() -> None:
+    """A dropped weight has no gradient: as many as asked for, others in each layer and at each call."""
+    share, hidden = 0.3, 40
+    head = HebbianSoftmax(FEATURES, WORDS, gamma=0.1, limit=5)
+    model = WordLSTM(head, NetworkOptions(hidden, layers=2, recurrent_dropout=share), memorizes=False)
+    masks = []
+    for _ in range(2):
+        model.zero_grad()
+        model.features(words())[0].sum().backward()
+        masks += [layer.weight_hh.grad == 0 for layer in model.layers]
+    number = masks[0].numel()
+    spread = (share * (1 - share) / number) ** 0.5
+    for one, mask in enumerate(masks):
+        assert float(mask.double().mean()) == pytest.approx(share, abs=5 * spread)
+        for other in masks[:one]:
+            alike = float((mask == other).double().mean())
+            assert alike == pytest.approx(share**2 + (1 - share) ** 2, abs=5 * 0.5 / number**0.5)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_locked_dropout_drops_the_same_elements_of_all_words(locked: bool) -> None:
+    x = torch.ones(7, 50, 20)
+    found = dropout(x, 0.25, True, locked=locked)
+    assert set(found.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert float((found == 0).double().mean()) == pytest.approx(0.25, abs=0.07)
+    assert torch.equal(found, found[:1].expand_as(found)) == locked
+    assert not torch.equal(found[:, 0], found[:, 1])
+    assert torch.equal(dropout(x, 0.25, False, locked=locked), x)
+    other = dropout(x.transpose(0, 1), 0.25, True, locked=locked, time=1)
+    assert torch.equal(other, other[:, :1].expand_as(other)) == locked
+
+
+def test_locked_output_dropout_is_for_the_loss_and_what_comes_before_it_is_memorised() -> None:
+    batch, written = words(), []
+    for share in (0.0, 0.5):
+        torch.manual_seed(0)
+        head = HebbianSoftmax(FEATURES, WORDS, gamma=0.1, limit=5, scale=1.0, center=False)
+        options = NetworkOptions(HIDDEN, locked_dropout=True, output_dropout=share)
+        model = WordLSTM(head, options, memorizes=True, precision=torch.float64).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        head.attach(optimizer)
+        torch.manual_seed(1)
+        loss = model(batch[:-1], batch[1:])
+        torch.manual_seed(1)
+        mask = F.dropout(torch.ones(1, batch.shape[1], FEATURES, dtype=torch.float64), share)
+        logits = (model.features(batch[:-1])[0] * mask) @ head.weight.T
+        torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), batch[1:].flatten()))
+        loss.backward()
+        optimizer.step()
+        written.append(head.weight.detach().clone())
+        assert int(head.counts.sum()) == batch[1:].numel()
+        assert torch.equal(model(batch[:-1], batch[1:]), model(batch[:-1], batch[1:])) == (share == 0)
+    torch.testing.assert_close(*written)

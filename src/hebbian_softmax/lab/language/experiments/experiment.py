@@ -34,9 +34,10 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     paper_rule,
     tune,
 )
+from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import BANDS, CAPTION, draw_curves
-from hebbian_softmax.lab.language.settings import PRESETS, FolderTrain, TrainSettings
+from hebbian_softmax.lab.language.settings import FolderTrain, TrainSettings
 from hebbian_softmax.lab.language.source import FOLDER as ANY_FOLDER
 from hebbian_softmax.lab.language.source import prepared_corpus
 from hebbian_softmax.lab.report.recipe import Recipe
@@ -86,8 +87,8 @@ class Experiment(Recipe, Generic[S]):
         """Return the settings that all trials share."""
 
     @abstractmethod
-    def lstm_grid(self, preset: str) -> Grid:
-        """Return the LSTMs to try unless the command line names others."""
+    def network_grid(self, base: TrainSettings) -> Grid:
+        """Return the networks to try unless the command line names others."""
 
     def rule_grid(self, preset: str) -> Grid:
         """Return the settings of the rules to try unless the command line names others."""
@@ -124,9 +125,9 @@ class Experiment(Recipe, Generic[S]):
         source, base, measures = self.source(settings), self.base(settings), self.measures(settings)
         bench = Bench(run, source, base.device, deadline, quiet, self.sets, measures, self.hint)
         try:
-            lstms = candidates(settings, self.lstm_grid(base.preset))
+            networks = candidates(settings, self.network_grid(base))
             grid = candidates(settings, self.rule_grid(base.preset))
-            tuned = tune(bench, base, lstms, self.rules, grid, trials=settings.trials, share=settings.tuning_share)
+            tuned = tune(bench, base, networks, self.rules, grid, trials=settings.trials, share=settings.tuning_share)
             bench.do(final_trials(self.rows(tuned, settings), settings.seeds))
         except OutOfTimeError as error:
             raise LabError(
@@ -267,5 +268,5 @@ class Reproduction(Experiment[R]):
             raise LabError(f"--corpus {no_corpus(settings.corpus)}")
         return base_settings(settings, FolderTrain, settings.size, epochs=epochs, corpus=folder)
 
-    def lstm_grid(self, preset: str) -> Grid:
-        return around_choice(preset)
+    def network_grid(self, base: TrainSettings) -> Grid:
+        return around_choice(base.sizes)

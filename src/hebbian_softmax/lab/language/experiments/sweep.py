@@ -1,4 +1,4 @@
-"""`hebbian sweep CORPUS`: the paper's grids, first of the LSTM, then of T and γ (section 4.2)."""
+"""`hebbian sweep CORPUS`: the paper's grids, first of the network, then of T and γ (section 4.2)."""
 
 import re
 from collections.abc import Sequence
@@ -9,9 +9,17 @@ from hebbian_softmax.lab.base.settings import choice, integer, setting
 from hebbian_softmax.lab.language.experiments.experiment import Experiment, ExperimentSettings
 from hebbian_softmax.lab.language.experiments.tables import frequency_table, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import Grid, Rule, base_settings, grid_settings, paper_sweep
+from hebbian_softmax.lab.language.experiments.tuning import (
+    Grid,
+    Rule,
+    around_choice,
+    base_settings,
+    grid_settings,
+    paper_sweep,
+)
+from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import HEBBIAN
-from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
+from hebbian_softmax.lab.language.settings import TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, settings_type
 from hebbian_softmax.lab.report.tables import Table
 
@@ -39,7 +47,7 @@ class Sweep(Experiment[SweepSettings]):
             name=name,
             help=help,
             description=(
-                f"Tunes the LSTM and then the rule on {re.split('[;:]', help)[0]}: the paper's grids, or the values "
+                f"Tunes the network and then the rule on {re.split('[;:]', help)[0]}: the paper's grids, or the values "
                 "given, with equally many trials of both heads. See docs/language-models.md."
             ),
             settings=grid_settings(SweepSettings, self.trained),
@@ -51,8 +59,8 @@ class Sweep(Experiment[SweepSettings]):
     def base(self, settings: SweepSettings) -> TrainSettings:
         return base_settings(settings, self.trained, settings.preset)
 
-    def lstm_grid(self, preset: str) -> Grid:
-        return paper_sweep(preset)
+    def network_grid(self, base: TrainSettings) -> Grid:
+        return paper_sweep(base.sizes) if base.model == "lstm" else around_choice(base.sizes)
 
     def tables(self, outcomes: Sequence[Outcome]) -> list[Table]:
         return [totals_table(outcomes), frequency_table(outcomes)]

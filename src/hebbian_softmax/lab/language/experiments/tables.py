@@ -7,7 +7,7 @@ from typing import Any, cast
 from hebbian_softmax.lab.data.buckets import BUCKETS
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE, STAND_INS, WIKITEXT_TABLE
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import LSTM, RULE, SEED, as_text, best_of
+from hebbian_softmax.lab.language.experiments.tuning import NETWORK, RULE, SEED, as_text, best_of
 from hebbian_softmax.lab.language.memories.outcome import GRID
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.names import PLAIN, TEXTS
@@ -177,7 +177,9 @@ def memory_tables(outcomes: Sequence[Outcome]) -> list[Table]:
 def _with_memories(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, list[Cell]]]:
     """Yield each row's name in the paper's table 1, the rule in brackets, and the cells below `OURS`."""
     for title, group in by_title(outcomes, "final").items():
-        head, remark = ("LSTM", "") if title == PLAIN.title else ("LSTM + Hebbian", f" ({title})")
+        model = group[0].settings.get("model", "lstm")  # older runs have the LSTM and do not say so
+        network = "LSTM" if model == "lstm" else model.capitalize()
+        head, remark = (network, "") if title == PLAIN.title else (f"{network} + Hebbian", f" ({title})")
         alone = {split: perplexities(group, split) for split in ("valid", "test")}
         yield head, remark, [*map(spread_cell, alone.values()), None]
         for more in _additions(group):
@@ -215,7 +217,7 @@ def tuning_tables(outcomes: Sequence[Outcome]) -> list[Table]:
     if not groups:
         return []
     tried = [outcome for group in groups.values() for outcome in group]
-    varied = [name for name in LSTM + RULE if len({as_text(each.settings[name]) for each in tried}) > 1]
+    varied = [name for name in NETWORK + RULE if len({as_text(each.settings[name]) for each in tried}) > 1]
     rows: list[list[Cell]] = []
     for title, group in groups.items():
         best = best_of(group)

@@ -1,6 +1,6 @@
 """Tuning of language models: which settings are tried, and which of them are chosen.
 
-As in the paper (section 4.2), the LSTM is tuned first, with a plain softmax, then each rule on top of it, all with
+As in the paper (section 4.2), the network is tuned first, with a plain softmax, then each rule on top of it, all with
 equally many trials. The paper's own choice comes first in every grid, so it is always tried. The lowest validation
 perplexity at the last evaluation wins. The tuning has a seed of its own and never sees the test text.
 """
@@ -16,8 +16,9 @@ from typing import Any, TypeVar, cast
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
+from hebbian_softmax.lab.language.model import Sizes
 from hebbian_softmax.lab.language.names import PLAIN
-from hebbian_softmax.lab.language.settings import PRESETS, TrainSettings
+from hebbian_softmax.lab.language.settings import TrainSettings
 
 S = TypeVar("S")
 Grid = Mapping[str, Sequence[Any]]
@@ -26,7 +27,7 @@ Candidate = dict[str, Any]
 """One value of each of these settings, by name."""
 
 SEED = 1000
-LSTM = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
+NETWORK = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
 RULE = ("limit", "gamma")
 USUAL = "usual"
 """The word on the command line that stands for the experiment's own grid."""
@@ -113,7 +114,7 @@ def grid_settings(
     for field in dataclasses.fields(trained):
         if field.name in taken:
             continue
-        if field.name in LSTM + RULE:
+        if field.name in NETWORK + RULE:
             values = " (yes, no)" if isinstance(field.default, bool) else ""
             help = f"{field.metadata['help']}{values}; give one value or several separated by commas"
             fields.append((field.name, str, setting(USUAL, help, several(field.metadata["parse"]))))
@@ -124,17 +125,16 @@ def grid_settings(
 
 def base_settings(settings: object, trained: type[TrainSettings], preset: str, **more: Any) -> TrainSettings:
     """Return the settings that all trials share, from an experiment's settings; `more` overrides them."""
-    names = [field.name for field in dataclasses.fields(trained) if field.name not in LSTM + RULE]
+    names = [field.name for field in dataclasses.fields(trained) if field.name not in NETWORK + RULE]
     given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     return trained(**{**given, "preset": preset, "tensorboard": "no", "final": "none", **more})
 
 
-def paper_sweep(preset: str) -> Grid:
+def paper_sweep(sizes: Sizes) -> Grid:
     """Return the paper's 96 LSTMs; a smaller preset tries half, once and twice its own number of units.
 
     Layer norm is applied to the LSTM's output; inside the cell (`--layer-norm none,cell`) it is much slower.
     """
-    sizes = PRESETS[preset]
     return {
         "hidden": (sizes.hidden, sizes.hidden // 2, 2 * sizes.hidden),
         "layers": (1, 2),
@@ -146,11 +146,19 @@ def paper_sweep(preset: str) -> Grid:
     }
 
 
-def around_choice(preset: str) -> Grid:
-    """Return the LSTM that the paper chose, with learning rates around the preset's, as the paper names none."""
-    chosen = {name: values[:1] for name, values in paper_sweep(preset).items()}
-    rate = PRESETS[preset].learning_rate
-    return {**chosen, "input_dropout": (0.3, 0.2, 0.1), "learning_rate": (rate, rate / 2, 2 * rate)}
+def around_choice(sizes: Sizes) -> Grid:
+    """Return one network, with learning rates around the preset's, as the paper names none.
+
+    With a preset of the LSTM it is the LSTM that the paper chose.
+    """
+    chosen = {name: values[:1] for name, values in paper_sweep(sizes).items()}
+    rate = sizes.learning_rate
+    return {
+        **chosen,
+        "layers": (sizes.layers,),
+        "input_dropout": (0.3, 0.2, 0.1),
+        "learning_rate": (rate, rate / 2, 2 * rate),
+    }
 
 
 def paper_rule(preset: str) -> Grid:
@@ -179,19 +187,19 @@ def subset(grid: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def rule_candidates(best: Sequence[Candidate], grid: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return `count` settings of a rule: on the best LSTM first, then on the next best.
+    """Return `count` settings of a rule: on the best network first, then on the next best.
 
-    `best` are the LSTMs that were tried with a plain softmax, the best one first.
+    `best` are the networks that were tried with a plain softmax, the best one first.
     """
     if count <= len(grid):
         return [{**best[0], **each} for each in subset(grid, count)]
-    return [{**lstm, **each} for lstm in best for each in grid][:count]
+    return [{**network, **each} for network in best for each in grid][:count]
 
 
 def tune(
     bench: Bench,
     base: TrainSettings,
-    lstms: Sequence[Candidate],
+    networks: Sequence[Candidate],
     rules: Sequence[Rule],
     rule_grid: Sequence[Candidate],
     *,
@@ -200,8 +208,9 @@ def tune(
 ) -> list[Row]:
     """Return the rows chosen for the plain softmax and for each rule.
 
-    Each of them gets equally many trials: `trials`, or one for each LSTM where there are fewer LSTMs. With `trials` 0
-    nothing is tried, and the first candidate of each grid is taken. A trial takes `share` of the training steps.
+    Each of them gets equally many trials: `trials`, or one for each network where there are fewer networks. With
+    `trials` 0 nothing is tried, and the first candidate of each grid is taken. A trial takes `share` of the training
+    steps.
     """
 
     def row(rule: Rule | None, candidate: Candidate) -> Row:
@@ -210,7 +219,7 @@ def tune(
         return Row(rule.short, rule.title, replace(base, head="hebbian", **rule.settings, **candidate))
 
     if not trials:
-        return [row(None, lstms[0]), *(row(rule, {**lstms[0], **rule_grid[0]}) for rule in rules)]
+        return [row(None, networks[0]), *(row(rule, {**networks[0], **rule_grid[0]}) for rule in rules)]
     steps = max(1, round(base.steps * share)) if base.steps else 0
 
     def try_all(rows: Sequence[Row]) -> list[Outcome]:
@@ -220,7 +229,7 @@ def tune(
             asked.append(Trial("tuning", f"{each.short}-{number:02}", each.title, settings))
         return bench.do(asked)
 
-    tried = subset(lstms, trials)
+    tried = subset(networks, trials)
     rows = [row(None, each) for each in tried]
     plain = try_all(rows)
     chosen = [rows[best_of(plain)]]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.lab.language.model.base import LanguageModel, NetworkOptions
+from hebbian_softmax.lab.language.model.base import LanguageModel, NetworkOptions, dropout
 
 State = Sequence[tuple[Tensor, Tensor]]
 """The output h and the cell c of each layer, both (1, batch, hidden)."""
@@ -23,6 +23,8 @@ class WordLSTM(LanguageModel):
     With `tied` options there is one matrix for embedding and softmax, and one P; otherwise there are two of each.
     """
 
+    takes = ("layer_norm", "recurrent_dropout")
+
     def __init__(
         self, head: HebbianSoftmax, options: NetworkOptions, *, memorizes: bool, precision: torch.dtype = torch.float32
     ) -> None:
@@ -30,7 +32,7 @@ class WordLSTM(LanguageModel):
         words, features, hidden = head.num_classes, head.in_features, options.hidden
         self.embedding = None if options.tied else nn.Embedding(words, features)
         layer = LayerNormLSTM if options.layer_norm == "cell" else LSTMLayer
-        self.layers = nn.ModuleList(layer(hidden, hidden) for _ in range(options.layers))
+        self.layers = nn.ModuleList(layer(hidden, hidden, options.recurrent_dropout) for _ in range(options.layers))
         self.projection = None if features == hidden else _projection(features, hidden)
         self.entry = self.projection if options.tied or self.projection is None else _projection(features, hidden)
         self.norm = nn.LayerNorm(features) if options.layer_norm == "output" else None
@@ -39,7 +41,8 @@ class WordLSTM(LanguageModel):
 
     def features(self, inputs: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         table = self.head.weight if self.embedding is None else self.embedding.weight
-        x = F.dropout(F.embedding(inputs, table).to(self.precision), self.options.input_dropout, self.training)
+        x, options = F.embedding(inputs, table).to(self.precision), self.options
+        x = dropout(x, options.input_dropout, self.training, locked=options.locked_dropout)
         entry = None if self.entry is None else self.entry.T
         after = []
         for number, layer in enumerate(self.layers):
@@ -50,6 +53,11 @@ class WordLSTM(LanguageModel):
         if self.norm is not None:
             x = self.norm(x.to(self.norm.weight.dtype)).to(self.precision)
         return x, after
+
+    def first_state(self, batch: int) -> State:
+        hidden, like = self.options.hidden, self.head.weight
+        zeros = torch.zeros(1, batch, hidden, dtype=self.precision, device=like.device)
+        return [(zeros.clone(), zeros.clone()) for _ in self.layers]
 
 
 def _projection(features: int, hidden: int) -> nn.Parameter:
@@ -62,9 +70,12 @@ class LSTMLayer(nn.Module):
     W (Pᵀ x) is computed as (W Pᵀ) x: the same function, but the products over all words have 512 dimensions instead of
     2048. The weights are laid out in one piece of memory, because cuDNN would otherwise copy them once more. Autocast
     is switched off because it runs cuDNN's LSTM in float16.
+
+    In training `recurrent_dropout` drops weights from state to state (Wan et al., 2013; Merity et al., 2018): one mask
+    holds for all words of a call, so that cuDNN still reads the whole sequence with one matrix.
     """
 
-    def __init__(self, inputs: int, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int, recurrent_dropout: float = 0.0) -> None:
         super().__init__()
         bound = hidden**-0.5
         self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs).uniform_(-bound, bound))
@@ -73,7 +84,7 @@ class LSTMLayer(nn.Module):
         self.bias_hh = nn.Parameter(torch.zeros(4 * hidden))
         with torch.no_grad():
             self.bias_ih[hidden : 2 * hidden] = 1  # the forget gate, so that the cell remembers at first
-        self.hidden = hidden
+        self.hidden, self.recurrent_dropout = hidden, recurrent_dropout
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None, entry: Tensor | None
@@ -82,6 +93,7 @@ class LSTMLayer(nn.Module):
         weights = [weight.to(x.dtype) for weight in (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)]
         if entry is not None:
             weights[0] = weights[0] @ entry.to(x.dtype)
+        weights[1] = F.dropout(weights[1], self.recurrent_dropout, self.training)
         flat = torch.cat([weight.reshape(-1) for weight in weights])
         parts = flat.split([weight.numel() for weight in weights])
         weights = [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
@@ -97,16 +109,16 @@ class LayerNormLSTM(nn.Module):
     """An LSTM layer with layer normalisation inside the cell (Ba et al., 2016).
 
     The gates come from LN(W x) + LN(R h) + b and the output from LN(c); each LN has its own gain and shift. This is a
-    loop over time and so much slower than cuDNN's layer.
+    loop over time and so much slower than cuDNN's layer. `recurrent_dropout` is as in `LSTMLayer`.
     """
 
-    def __init__(self, inputs: int, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int, recurrent_dropout: float = 0.0) -> None:
         super().__init__()
         bound = hidden**-0.5
         self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs).uniform_(-bound, bound))
         self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden).uniform_(-bound, bound))
         self.input_norm, self.hidden_norm, self.cell_norm = map(nn.LayerNorm, (4 * hidden, 4 * hidden, hidden))
-        self.hidden = hidden
+        self.hidden, self.recurrent_dropout = hidden, recurrent_dropout
 
     def forward(
         self, x: Tensor, state: tuple[Tensor, Tensor] | None, entry: Tensor | None
@@ -117,7 +129,7 @@ class LayerNormLSTM(nn.Module):
             weight = weight @ entry.to(x.dtype)
         wide = self.weight_ih.dtype
         from_input = self.input_norm(F.linear(x, weight).to(wide))
-        recurrent = self.weight_hh.to(x.dtype)
+        recurrent = F.dropout(self.weight_hh.to(x.dtype), self.recurrent_dropout, self.training)
         h, c = (x.new_zeros(1, x.shape[1], self.hidden) for _ in range(2)) if state is None else state
         h, c, outputs = h[0], c[0].to(wide), []
         for gates in from_input:
