@@ -22,15 +22,17 @@ from benchmarks.rule_study.train import WARMUP, Trial, as_graph, perplexities
 from benchmarks.rule_study.write import Rule
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
-from hebbian_softmax.lab.language.model import NetworkOptions
+from hebbian_softmax.lab.language.model import dropout
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
-SHARED = ("corpus", "hidden", "embedding", "batch", "sequence", "epochs")
+SHARED = ("corpus", "hidden", "embedding", "batch", "sequence", "epochs", "carry")
 """What all models of a fleet have in common."""
 
 
-def shape_of(trial: Trial) -> tuple[Any, ...]:
-    """Return what trials must share to be trained together."""
+def shape_of(trial: Trial) -> tuple[Any, ...] | None:
+    """Return what trials must share to be trained together; None for a model that must be trained alone."""
+    if trial.model != "lstm" or trial.layers != 1:
+        return None
     return tuple(getattr(trial, name) for name in SHARED)
 
 
@@ -40,9 +42,8 @@ class Member:
     def __init__(self, trial: Trial, classes: int, device: str, precision: torch.dtype, numbers: Tensor) -> None:
         torch.manual_seed(trial.seed)
         head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
-        options = NetworkOptions(trial.hidden, input_dropout=trial.input_dropout)
         self.trial = trial
-        self.model = WordLSTM(head, options, memorizes=False, precision=precision).to(device).train()
+        self.model = WordLSTM(head, trial.network, memorizes=False, precision=precision).to(device).train()
         self.parameters = list(self.model.parameters())
         self.rule = Rule(trial.variant, head.weight.detach(), trial.learning_rate, trial.seed)
         self.lr, self.rule.lr, self.rule.progress = numbers[0], numbers[0], numbers[1]
@@ -58,7 +59,7 @@ class Member:
     def embedded(self) -> Tensor:
         """Return the words of the batch (time, batch, embedding), after dropout."""
         words = F.embedding(self.inputs, self.model.head.weight).to(self.model.precision)
-        return F.dropout(words, self.trial.input_dropout)
+        return dropout(words, self.trial.input_dropout, True, locked=self.trial.locked_dropout)
 
     def loss_of(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean loss of features (time, batch, embedding), the features in rows, and -log p of each.
@@ -69,10 +70,10 @@ class Member:
         half = self.model.precision == torch.bfloat16
         each = self.rule.variant.surprise > 0 or self.rule.variant.gate > 0
         with torch.autocast(h.device.type, torch.bfloat16, enabled=half):
-            dropped = F.dropout(h, self.trial.output_dropout)
+            dropped = dropout(features, self.trial.output_dropout, True, locked=self.trial.locked_dropout)
             prior = self.rule.before_loss(y)
             found = linear_cross_entropy(
-                dropped, self.model.head.weight, y, reduction="none" if each else "mean", prior=prior
+                dropped.reshape(h.shape), self.model.head.weight, y, reduction="none" if each else "mean", prior=prior
             )
         if each:
             return found.mean(), h, found.detach().float()
@@ -95,8 +96,11 @@ class Member:
         }
 
 
-def features_of_all(members: list[Member]) -> Tensor:
-    """Return what the heads are given, (models, time, batch, embedding)."""
+def features_of_all(members: list[Member], state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return what the heads are given, (models, time, batch, embedding), and the state after it.
+
+    A state is h, in the dtype of the features, and the cell in float32, both (models, batch, hidden).
+    """
     precision = members[0].model.precision
     layers = [member.model.layers[0] for member in members]
 
@@ -104,24 +108,24 @@ def features_of_all(members: list[Member]) -> Tensor:
         return torch.stack([getattr(layer, name) for layer in layers]).to(precision)
 
     x = torch.stack([member.embedded() for member in members])
-    u, r, b = stacked("weight_ih"), stacked("weight_hh"), stacked("bias_ih") + stacked("bias_hh")
+    u, b = stacked("weight_ih"), stacked("bias_ih") + stacked("bias_hh")
+    dropped = [F.dropout(member.model.layers[0].weight_hh, member.trial.recurrent_dropout) for member in members]
+    r = torch.stack(dropped).to(precision)
     projections = [member.model.projection for member in members]
     joined = None if projections[0] is None else torch.stack(projections).to(precision)  # type: ignore[arg-type]
     if joined is not None:
         u = u @ joined.mT
-    models, _, batch, _ = x.shape
-    hidden = r.shape[2]
-    h0 = x.new_zeros(models, batch, hidden)
-    c0 = torch.zeros_like(h0, dtype=torch.promote_types(precision, torch.float32))
     with torch.autocast(x.device.type, enabled=False):
-        h, _ = BatchedLSTM.apply(x, u, r, b, h0, c0)
-        return h if joined is None else (h.flatten(1, 2) @ joined.mT).view(*h.shape[:3], -1)
+        h, cell = BatchedLSTM.apply(x, u, r, b, *state)
+        features = h if joined is None else (h.flatten(1, 2) @ joined.mT).view(*h.shape[:3], -1)
+    return features, (h[:, -1].detach(), cell.detach())
 
 
 def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: float) -> list[dict[str, Any]]:
     """Train models of one shape; return what :func:`train` returns, for each. Raise TimeoutError out of time."""
     first = trials[0]
-    assert len({shape_of(trial) for trial in trials}) == 1, "the models of a fleet have one shape"
+    if None in {shape_of(trial) for trial in trials} or len({shape_of(trial) for trial in trials}) > 1:
+        raise ValueError("the models of a fleet must be LSTMs of one layer and of one shape")
     corpus = open_corpus((corpora_root() if data is None else data) / first.corpus)
     texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
     precision = torch.bfloat16 if device == "cuda" else torch.float32
@@ -133,12 +137,23 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
     now = schedule[0].clone()
     members = [Member(each, len(corpus.words), device, precision, now[k]) for k, each in enumerate(trials)]
     graphs = device == "cuda"
-    groups = [{"params": member.parameters, "lr": member.lr} for member in members]
-    optimizer = torch.optim.Adam(groups, betas=(0.0, 0.999), fused=graphs, capturable=graphs)
+    groups = [
+        {
+            "params": member.parameters,
+            "lr": member.lr,
+            "betas": (member.trial.momentum, 0.999),
+            "weight_decay": member.trial.weight_decay,
+        }
+        for member in members
+    ]
+    optimizer = torch.optim.Adam(groups, fused=graphs, capturable=graphs)
+    h0 = torch.zeros(len(members), first.batch, first.hidden, dtype=precision, device=device)
+    state = h0, torch.zeros_like(h0, dtype=torch.float32)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        found = [member.loss_of(h) for member, h in zip(members, features_of_all(members), strict=True)]
+        features, after = features_of_all(members, state)
+        found = [member.loss_of(h) for member, h in zip(members, features, strict=True)]
         torch.stack([loss for loss, _, _ in found]).sum().backward()
         for member, (loss, h, nll) in zip(members, found, strict=True):
             nn.utils.clip_grad_norm_(member.parameters, member.trial.clip, foreach=True)
@@ -147,12 +162,18 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
         optimizer.step()
         for member in members:
             member.rule.after_step(*member.kept)
+        for kept, reached in zip(state, after, strict=True):  # not earlier: the backward pass needs what was kept
+            if first.carry:
+                kept.copy_(reached)
 
     run = as_graph(step) if graphs else step
     begun = time.perf_counter()
     for done in range(total):
         place = done % per_epoch
         now.copy_(schedule[done])
+        if place == 0:  # an epoch begins elsewhere in the text
+            for kept in state:
+                kept.zero_()
         for member in members:
             if place == 0:
                 member.offset = member.order.randint(first.sequence)

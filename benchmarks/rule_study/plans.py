@@ -32,6 +32,19 @@ NOVELS: Given = {
 """Every fourth of the 529 novels, in the order of their numbers, evaluated on the paper's books."""
 
 
+STRONG: Given = {
+    "corpus": "wikitext-2", "epochs": 40.0, "batch": 64, "sequence": 64, "hidden": 1024, "embedding": 512,
+    "learning_rate": 0.0025, "input_dropout": 0.5, "output_dropout": 0.4, "recurrent_dropout": 0.4,
+    "locked_dropout": True, "carry": True, "weight_decay": 1e-6, "evaluations": 1,
+}  # fmt: skip
+"""A regularised LSTM: weight drop, one mask of dropout for a sequence, and a state that is carried along."""
+TRANSFORMER: Given = {
+    "corpus": "wikitext-2", "model": "transformer", "layers": 6, "heads": 8, "hidden": 512, "embedding": 512,
+    "batch": 16, "sequence": 256, "epochs": 10.0, "learning_rate": 5e-4, "momentum": 0.9, "input_dropout": 0.3,
+    "output_dropout": 0.3, "residual_dropout": 0.3, "attention_dropout": 0.1, "evaluations": 1,
+}  # fmt: skip
+
+
 def named(common: Given, *parts: Given, **options: Any) -> Given:
     """Return a trial, whose name says how it differs from what is common."""
     own: Given = {}
@@ -106,6 +119,8 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-plain": lambda: plain(NOVELS, 100, output_dropout=(0.05, 0.1, 0.2, 0.3)),
     "novels-controls": lambda: controls(NOVELS, 100, TWO_WRITES, ("first step", "start, fade"), (*RATES, (0.02, 100))),
     "novels-starts": lambda: starts(NOVELS, 100),
+    "strong-plain": lambda: plain(STRONG, 100, recurrent_dropout=(0.3, 0.5), input_dropout=(0.4, 0.6)),
+    "transformer-plain": lambda: plain(TRANSFORMER, 100, residual_dropout=(0.2, 0.4), learning_rate=(5e-4, 1e-3)),
     "novels-five": lambda: [
         named(NOVELS, {"epochs": 5.0}, seed=100),
         *(named(NOVELS, {"epochs": 5.0}, trial, seed=100) for trial in _LONG),

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.rule_study import images
-from benchmarks.rule_study.fleet import train_fleet
-from benchmarks.rule_study.train import Trial
+from benchmarks.rule_study.fleet import shape_of, train_fleet
+from benchmarks.rule_study.train import Trial, train
 
 Given = dict[str, Any]
 """A trial as it stands in the file of trials."""
@@ -28,6 +28,8 @@ def work(todo: Any, done: Any, device: str, data: Path | None, deadline: float, 
         try:
             if "task" in some[0]:
                 results = [images.train(images.Trial.of(some[0]), deadline)]
+            elif shape_of(Trial.of(some[0])) is None:
+                results = [train(Trial.of(some[0]), device, data, deadline)]
             else:
                 results = train_fleet([Trial.of(given) for given in some], device, data, deadline)
         except TimeoutError:

@@ -55,10 +55,12 @@ def test_the_same_trial_gives_the_same_numbers(data: Path, options: dict[str, An
     assert first["trial"] == second["trial"]
 
 
-def test_models_of_a_fleet_are_those_trained_alone(data: Path) -> None:
+@pytest.mark.parametrize("carry", [False, True])
+def test_models_of_a_fleet_are_those_trained_alone(data: Path, carry: bool) -> None:
     still = SMALL | {"input_dropout": 0.0, "output_dropout": 0.0}
     across = {"write": "across", "limit": 1e9, "start": 0.2, "fade": True, "first": True}
     options = [{}, across | {"seed": 3}, {"write": "centred", "surprise": 1.0, "seen": True, "learning_rate": 0.002}]
+    still |= {"carry": carry, "weight_decay": 1e-3 * carry, "momentum": 0.5 * carry}
     trials = [Trial.of(still | each) for each in options]
     together = train_fleet(trials, "cpu", data, time.time() + 60)
     for trial, found in zip(trials, together, strict=True):
@@ -69,6 +71,15 @@ def test_models_of_a_fleet_are_those_trained_alone(data: Path) -> None:
             assert {name: found[split][name] for name in known} == pytest.approx(known, rel=1e-4)
         assert found["signals"][-1] == pytest.approx(alone["signals"][-1], rel=1e-3)
         assert [step for step, _ in found["curve"]] == [step for step, _ in alone["curve"]]
+
+
+def test_dropout_of_a_fleet_and_what_must_be_trained_alone(data: Path) -> None:
+    trials = [Trial.of(SMALL | STRONG | {"seed": seed}) for seed in (0, 0, 1)]
+    first, second, other = (found["test"]["all"] for found in train_fleet(trials, "cpu", data, time.time() + 60))
+    assert len({first, second, other}) == 3  # masks differ, although two trials have the same first weights
+    for trial in (TRANSFORMER, {"layers": 2}, {"batch": 3}):
+        with pytest.raises(ValueError, match="of one layer and of one shape"):
+            train_fleet([Trial.of(SMALL), Trial.of(SMALL | trial)], "cpu", data, time.time() + 60)
 
 
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=interpreter)], ids=["torch", "kernels"])
