@@ -43,9 +43,9 @@ def test_a_step_never_waits_for_the_device(hebbian: bool, changes: dict[str, Any
     windows = make_windows(corpus(tokens=4000), given, CUDA)
     learner = Learner(given, WORDS, hebbian=hebbian, device=CUDA)
     for step in range(5):  # one of them is captured
-        learner.step(windows.at(step), 1e-3, memorizing=True)
+        learner.step(windows.at(step), 1e-3)
     with no_waiting():
-        loss = learner.step(windows.at(5), 1e-3, memorizing=True)
+        loss = learner.step(windows.at(5), 1e-3)
     assert loss.isfinite()
 
 
@@ -115,8 +115,7 @@ def test_training_and_evaluation_are_those_of_the_cpu(hebbian: bool, changes: di
     learners = {where: Learner(given, WORDS, hebbian=hebbian, device=where) for where in (device(), CUDA)}
     for step in range(4):
         losses = [
-            learner.step(make_windows(words, given, where).at(step), 1e-3, memorizing=True).cpu()
-            for where, learner in learners.items()
+            learner.step(make_windows(words, given, where).at(step), 1e-3).cpu() for where, learner in learners.items()
         ]
         assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
     found = [word_losses(learner.model, words.splits["valid"]) for learner in learners.values()]
@@ -182,7 +181,8 @@ def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict
         losses = []
         for learner in (captured, plain):
             torch.manual_seed(step)
-            losses.append(learner.step(windows.at(step), 2e-4 * (step + 1), memorizing=step >= 7))
+            learner.model.head.memorizing = step >= 7
+            losses.append(learner.step(windows.at(step), 2e-4 * (step + 1)))
         assert_close(*losses, rtol=5e-3, atol=0)
         graphs.append(captured.captured._graph is not None)
     assert graphs == 2 * [False, False, False, True, True, True, True]
@@ -201,7 +201,7 @@ def test_captured_dropout_follows_the_seed(changes: dict[str, Any]) -> None:
     losses = []
     for seed in (0, 1, 2, 0, 1, 2, 3, 4):  # the weights do not change; from the fourth step on they are captured
         torch.manual_seed(seed)
-        losses.append(float(learner.step(words, 0.0, memorizing=True)))
+        losses.append(float(learner.step(words, 0.0)))
     assert losses[3:6] == pytest.approx(losses[:3], abs=2e-4)
     assert max(losses[3:]) - min(losses[3:]) > 1e-3
 
@@ -211,17 +211,17 @@ def test_a_state_that_is_loaded_is_gone_on_with() -> None:
     windows = make_windows(corpus(tokens=8000), given, CUDA)
     one, other = (Learner(given, WORDS, hebbian=True, device=CUDA) for _ in range(2))
     for step in range(6):
-        one.step(windows.at(step), 1e-3, memorizing=True)
+        one.step(windows.at(step), 1e-3)
     state = copy.deepcopy(one.state_dict())  # torch's optimizers do not copy the tensors they load
     assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {1e-3}
     for step in range(5):  # other steps, of which some are captured
-        other.step(windows.at(step + 20), 1e-3, memorizing=True)
+        other.step(windows.at(step + 20), 1e-3)
     other.load_state_dict(state)
     for step in range(6, 12):
         losses = []
         for learner in (one, other):
             torch.manual_seed(step)
-            losses.append(learner.step(windows.at(step), 1e-3, memorizing=True))
+            losses.append(learner.step(windows.at(step), 1e-3))
         assert_close(*losses, rtol=5e-3, atol=0)
     for learner in (one, other):
         assert {float(each["step"]) for each in learner.optimizer.state.values()} == {12}
@@ -241,7 +241,7 @@ def test_a_captured_learner_gives_its_memory_back() -> None:
         for _ in range(count):
             learner = Learner(given, WORDS, hebbian=True, device=CUDA)
             for _ in range(5):
-                learner.step(words, 1e-3, memorizing=True)
+                learner.step(words, 1e-3)
             del learner  # no reference cycle keeps it alive
             torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()

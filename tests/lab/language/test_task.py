@@ -80,6 +80,22 @@ def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
     assert_equal(late, False)
 
 
+def test_the_rule_starts_by_itself_and_fades() -> None:
+    found = task({HEBBIAN: True}, start="auto", fade=True, steps=20)
+    head = found.learners[HEBBIAN].model.head
+    head.settling.began.fill_(3)
+    assert found.evaluate()["hebbian_write_began"] == 3
+    head.settling.reset(begun=False)
+    for _ in range(4):
+        found.train_step()
+    assert int(head.settling.batches) > 0
+    assert "hebbian_write_began" not in found.evaluate()
+    group = found.learners[HEBBIAN].optimizer.param_groups[0]
+    assert float(group["highest_lr"]) == pytest.approx(max(float(group["lr"]), float(group["highest_lr"])))
+    assert not head.since_start.any()
+    assert int(head.counts.sum()) == 4 * 20
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_learns_and_memorises(name: str) -> None:
     found = task(optimizer=name, learning_rate=0.02, input_dropout=0.0, steps=60, schedule="constant")
@@ -111,7 +127,7 @@ def test_clipping_bounds_the_gradient() -> None:
     learner = Learner(settings(clip=1e-3, optimizer="sgd"), WORDS, hebbian=False, device=device())
     widen(learner.model)
     before = {name: value.clone() for name, value in learner.model.named_parameters()}
-    learner.step(task().windows.at(0), 1.0, memorizing=True)
+    learner.step(task().windows.at(0), 1.0)
     moved = torch.stack([(value - before[name]).norm() for name, value in learner.model.named_parameters()]).norm()
     assert moved.item() == pytest.approx(1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 

@@ -38,6 +38,8 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
         center=settings.center,
+        start=settings.start,
+        fade=settings.fade,
     )
     precision = choose_precision(settings.precision, device)
     return MODELS[settings.model](head, settings.network, memorizes=hebbian, precision=precision).to(device)
@@ -133,16 +135,15 @@ class Learner:
         for tensor in _tensors(self.carried):
             tensor.zero_()
 
-    def step(self, words: Tensor, learning_rate: float, memorizing: bool) -> Tensor:
+    def step(self, words: Tensor, learning_rate: float) -> Tensor:
         """Take one optimizer step on words (length + 1, columns); return the mean loss over all processes.
 
         Nothing here waits for the device. On a single GPU a step is captured as a CUDA graph after the first few.
         """
-        self.model.head.memorizing = memorizing
         if self.captured is None:
             return self.take(words, learning_rate)
         self.optimizer.zero_grad()  # a capture has its own memory and could not use that of old gradients
-        loss = self.captured(self.take, words, learning_rate, memorizing)
+        loss = self.captured(self.take, words, learning_rate, self.model.head.memorizing)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate  # a number again, for checkpoints
         return loss

@@ -32,6 +32,11 @@ def rule_scale(text: str) -> str:
     return text if text == "match" else f"{number(0)(text):g}"
 
 
+def first_step(text: str) -> int | str:
+    """Parse `auto` or a number of steps."""
+    return text if text == "auto" else integer(0)(text)
+
+
 def share(text: str) -> float:
     """Parse a number from 0 to below 1."""
     value = number(0, 1)(text)
@@ -94,7 +99,12 @@ class Settings:
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
     rule_scale: str = setting("match", "factor on what is written: a number (the paper: 1), or match", rule_scale)
     center: bool = setting(True, "subtract the mean activation from what is written (the paper: no)")
-    start: int = setting(0, "step from which the rule writes; it counts words from the first step on", integer(0))
+    start: int | str = setting(
+        0,
+        "step from which the rule writes, or auto: once features have settled; it counts words from the first step on",
+        first_step,
+    )
+    fade: bool = setting(False, "let what the rule writes fade with the learning rate", later=True)
 
     optimizer: str = setting("one-pass-adam", f"the optimizer: {', '.join(OPTIMIZERS)}", choice(*OPTIMIZERS))
     learning_rate: float = setting(0.0, "the highest learning rate of the schedule; 0: the preset's", number(0))

@@ -175,7 +175,7 @@ class WordTask:
             if first:
                 learner.begin_text()
             with enough_memory("a step", ADVICE):
-                losses[f"{name.log_prefix}loss"] = learner.step(words, rate, memorizing=self.step >= given.start)
+                losses[f"{name.log_prefix}loss"] = learner.step(words, rate)
         self.step += 1
         return losses
 
@@ -195,6 +195,9 @@ class WordTask:
                     learner.model, self.corpus, "valid", streams=given.valid_streams, first=given.valid_words
                 )
             metrics |= score.as_metrics(f"{name.log_prefix}valid")
+            settling = learner.model.head.settling
+            if settling is not None and (began := int(settling.began)) >= 0:
+                metrics[f"{name.log_prefix}write_began"] = began
         self._timed = None
         return metrics
 

@@ -79,7 +79,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
-        next_steps=suggest(name, settings, steps),
+        next_steps=suggest(name, settings),
         settled={**asdict(settings.sizes), "steps": steps},
     )
     labels = {"this run" if head == ONLY else head.title: head for head in heads}
@@ -260,16 +260,16 @@ def _rarest(plain: Score, hebbian: Score) -> str:
     raise ValueError("no words")
 
 
-def suggest(name: str, settings: Settings, steps: int) -> list[str]:
-    """Return commands that are worth trying next; each varies one thing of this run of `steps` steps."""
+def suggest(name: str, settings: Settings) -> list[str]:
+    """Return commands that are worth trying next; each varies one thing of this run."""
     verb = "train" if isinstance(settings, TrainSettings) else "compare"
     variations = [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
     if isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
         variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
     else:
         literal = replace(settings, rule_scale="1", center=False, rate="paper")
-        later = replace(settings, start=min(500, steps // 4))
-        variations += [(literal, "the paper's literal rule"), (later, "memorise once the activations have settled")]
+        timed = replace(settings, start="auto", fade=True)
+        variations += [(literal, "the paper's literal rule"), (timed, "memorise once features have settled, then fade")]
     return [
         f"{' '.join([f'hebbian {verb} {name}', *map(quoted, as_options(varied))])}  # {remark}"
         for varied, remark in variations
