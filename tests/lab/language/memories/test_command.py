@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hebbian_softmax import NeuralCache
 from hebbian_softmax.lab.base.errors import Terminated
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.language.memories import given, memory
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
+from hebbian_softmax.lab.language.memories.given import Reading, with_cache_size
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories
 from hebbian_softmax.lab.language.names import ONLY
@@ -135,23 +134,26 @@ def test_only_so_many_words(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
         assert few == pytest.approx(math.exp(words["nll"][2][:30].astype(float).mean()), rel=1e-5)
 
 
-def test_the_size_of_the_cache_is_chosen_on_the_validation_text(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(given, "CACHE_SIZES", (3, 12, 40))
-    options = ["--quiet", "--cache", "--cache-theta", "0.4", "--words", "0:9"]
-    assert call("evaluate", run.path, *options) == 0
-    output = capsys.readouterr().out
-    model = load_trained(run, device=device(), quiet=True).models[ONLY]
-    ids = load_trained(run, device=device(), quiet=True).corpus.splits["valid"]
-    found = {}
-    for size in (3, 12, 40):
+def test_the_size_of_the_cache_is_chosen_on_the_validation_text(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    there = load_trained(run, device=device(), quiet=True)
+    model, ids = there.models[ONLY], there.corpus.splits["valid"]
+    reading = Reading(there.corpus, ["valid"], None, True, True)
+    sizes, found = (3, 12, 40), {}
+    for size in sizes:
         memories = Memories((CacheSettings(size, 0.4),))
         found[size] = perplexity_of(losses_of(parts_of(exactly(model), ids, memories), memories))
+    chosen, note = with_cache_size(model, BOTH, reading, "it", sizes)
     best = min(found, key=found.__getitem__)
-    assert f"The cache's n = {best} was chosen on the validation text" in output.replace("\n", " ")
-    for row in json.loads((run.path / "evaluation.json").read_bytes())["memories"]["model"][1:]:
-        assert row["cache"]["size"] == best
+    assert chosen.used == (CacheSettings(best, 0.4), BOTH.used[1])
+    assert f"n = {best} was chosen" in note
+    for size, value in found.items():
+        assert f"{value:.3g}" in note
+        assert f" with {size}" in note
+    options = ["--quiet", "--cache", "--cache-theta", "0.4", "--mbpa", "--mbpa-neighbours", "5", "--words", "0:9"]
+    assert call("evaluate", run.path, *options) == 0
+    assert "The cache's n = 500 was chosen" in capsys.readouterr().out  # the text is shorter, so all are equally good
+    last = json.loads((run.path / "evaluation.json").read_bytes())["memories"]["model"][-1]
+    assert (last["cache"]["size"], last["mbpa"]["size"]) == (500, 10_000)
 
 
 def test_the_cost_is_said_before_anything_is_read(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,33 +169,28 @@ def test_the_cost_is_said_before_anything_is_read(run: Run, capsys: pytest.Captu
 def test_what_was_read_is_kept_when_somebody_stops_it(
     run: Run, signal: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "CPU_PIECE", 16)
-    monkeypatch.setattr(memory, "PIECE", 16)
-    read = NeuralCache.sequence_log_prob
-    calls = []
+    calls: list[Any] = []
 
-    def stopped(*arguments: Any, **options: Any) -> Any:
+    def stop(*arguments: Any) -> None:
         calls.append(arguments)
-        if len(calls) == 4:
+        if len(calls) == 2:  # the first reads the validation text
             raise signal
-        return read(*arguments, **options)
 
-    monkeypatch.setattr(NeuralCache, "sequence_log_prob", stopped)
+    watch_lstm(monkeypatch, stop)
     assert call("evaluate", run.path, *SMALL) == 128 + (2 if signal is KeyboardInterrupt else 15)
-    assert "Stopped after 48 of " in capsys.readouterr().out
+    assert "Stopped after 0 of " in capsys.readouterr().out
     report = json.loads((run.path / "evaluation.json").read_bytes())
-    assert "Stopped after 48 of" in report["notes"][1]
-    assert [row["scores"]["valid"]["words"] for row in report["memories"]["model"]] == [48, 48, 48]
-    assert all("test" not in row["scores"] for row in report["memories"]["model"])
+    assert "words of the test text" in report["notes"][1]
+    assert [list(row["scores"]) for row in report["memories"]["model"]] == 3 * [["valid"]]
 
 
 def test_nothing_is_kept_where_nothing_was_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in run.path.iterdir())
 
-    def stopped(*arguments: Any, **options: Any) -> Any:
+    def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NeuralCache, "sequence_log_prob", stopped)
+    watch_lstm(monkeypatch, stop)
     assert call("evaluate", run.path, *SMALL) == 130
     assert sorted(path.name for path in run.path.iterdir()) == before
 

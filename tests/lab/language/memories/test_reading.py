@@ -11,7 +11,7 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.language.evaluation import score
 from hebbian_softmax.lab.language.memories.cache import CacheSettings
 from hebbian_softmax.lab.language.memories.mbpa import MbpaSettings
-from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, mixture, read_parts
+from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Stopped, mixture, read_parts
 from hebbian_softmax.lab.language.memories.sweep import score_rows
 from tests.closeness import assert_as_close
 from tests.lab.language.memories.oracle import losses_of, model, parts_of, perplexity_of, tolerance
@@ -20,6 +20,25 @@ from tests.lab.language.toy import corpus, exactly
 CACHE = CacheSettings(size=9, theta=0.7, share=0.2)
 MBPA = MbpaSettings(size=11, neighbours=4, steps=1, rate=0.6, l2=0.3, share=0.15)
 BOTH = Memories((CACHE, MBPA))
+
+
+def test_reading_that_is_stopped_keeps_the_pieces_before() -> None:
+    network, ids = model(), corpus().splits["valid"][:35]
+
+    def stop(done: int) -> None:
+        if done == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped) as stopped:
+        read_parts(network, ids, BOTH, seen=stop, piece=5, keep=True)
+    assert isinstance(stopped.value.signal, KeyboardInterrupt)
+    whole = read_parts(network, ids, BOTH, piece=5)
+    for name, log_prob in stopped.value.parts.items():
+        assert_close(log_prob, whole[name][:15], equal_nan=True)
+    with pytest.raises(KeyboardInterrupt):
+        read_parts(network, ids, BOTH, seen=stop, piece=5)
+    rows = score_rows(corpus(), [ALONE, BOTH], {"valid": stopped.value.parts})
+    assert [row.scores["valid"].words for row in rows] == [15, 15]
 
 
 @pytest.mark.parametrize("piece", [5, 4096])

@@ -75,11 +75,10 @@ def measure_given(model: LanguageModel, memories: Memories, reading: Reading, la
         try:
             parts[split] = read_shown(model, reading.text(split), memories, title, reading.quiet, keep=True)
         except Stopped as stop:
-            stopped, read = stop.signal, len(stop.parts["model"])
+            stopped, read, total = stop.signal, len(stop.parts["model"]), len(reading.text(split)) - 1
+            notes.append(f"Stopped after {read:,} of {total:,} words of the {TEXTS[split]} text.")
             if read:
                 parts[split] = stop.parts
-                total = len(reading.text(split)) - 1
-                notes.append(f"Stopped after {read:,} of {total:,} words of the {TEXTS[split]} text.")
             break
     if stopped is not None and not parts:
         raise stopped
@@ -87,20 +86,22 @@ def measure_given(model: LanguageModel, memories: Memories, reading: Reading, la
     return MemoryRows(score_rows(reading.corpus, rows, parts), parts, notes=notes, stopped=stopped)
 
 
-def with_cache_size(model: LanguageModel, memories: Memories, reading: Reading, label: str) -> tuple[Memories, str]:
+def with_cache_size(
+    model: LanguageModel, memories: Memories, reading: Reading, label: str, sizes: Sequence[int] = CACHE_SIZES
+) -> tuple[Memories, str]:
     """Return the memories with the size of the cache that is best on the validation text, and a note on the choice."""
     cache = memories.of(CacheSettings)
     assert cache is not None
-    grids = Grids(thetas=(cache.theta,), sizes=CACHE_SIZES, cache_shares=(cache.share,))
+    grids = Grids(thetas=(cache.theta,), sizes=tuple(sizes), cache_shares=(cache.share,))
     store = Store(None, "", "")
     stage = Stage(model, reading.text("valid"), grids, 0, store, memories.workspace, label, reading.quiet)
     found = read_grid(stage, CacheSettings)
     candidates = CacheSettings.candidates(grids, ALONE)
     log_probs = dict(zip(candidates, found["cache"].flatten(0, -2), strict=True))
     points = ranked_points({"model": found["model"]}, log_probs, ALONE, grids)
-    sizes = {point.memories.used[0].size: point.perplexity for point in points}
-    best = next(iter(sizes))
-    tried = ", ".join(f"{sizes[size]:.4g} with {size:,}" for size in CACHE_SIZES)
+    reached = {point.memories.used[0].size: point.perplexity for point in points}
+    best = next(iter(reached))
+    tried = ", ".join(f"{reached[size]:.4g} with {size:,}" for size in sizes)
     note = f"The cache's n = {best:,} was chosen on the validation text, whose perplexity is {tried}."
     used = tuple(replace(each, size=best) if isinstance(each, CacheSettings) else each for each in memories.used)
     return replace(memories, used=used), note
