@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax._triton import runs_on
+
 try:
     import triton
     import triton.language as tl
@@ -114,12 +116,8 @@ def backward_cell(
     d_cell.copy_(dc * f)
 
 
-_interpreted = False
-"""Whether tests let the kernels run on a CPU, in Triton's interpreter."""
-
-
 def _fused(tensor: Tensor) -> bool:
-    return triton is not None and (tensor.is_cuda or _interpreted)
+    return triton is not None and runs_on(tensor.device)
 
 
 if triton is not None:

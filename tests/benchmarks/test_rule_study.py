@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.rule_study import lstm
 from benchmarks.rule_study.fleet import train_fleet
+from benchmarks.rule_study.lstm import BatchedLSTM
 from benchmarks.rule_study.train import Trial, train
 
 from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.lab.data.corpus import write_corpus
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from tests.interpreter import interpreted as interpreter
@@ -83,8 +84,7 @@ def test_dropout_of_a_fleet_and_what_must_be_trained_alone(data: Path) -> None:
 
 
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=interpreter)], ids=["torch", "kernels"])
-def test_the_lstm_of_several_models_is_torchs(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "_interpreted", interpreted)
+def test_the_lstm_of_several_models_is_torchs(interpreted: bool) -> None:
     dtype = torch.float32 if interpreted else torch.float64
     models, time, batch, inputs, hidden = 3, 4, 5, 6, 7
     shapes = (models, time, batch, inputs), (models, 4 * hidden, inputs), (models, 4 * hidden, hidden)
@@ -96,11 +96,13 @@ def test_the_lstm_of_several_models_is_torchs(interpreted: bool, monkeypatch: py
         weights = [u[k], r[k], b[k], torch.zeros_like(b[k])]
         output, _, _ = torch.lstm(x[k], (h0[k : k + 1], c0[k : k + 1]), weights, True, 1, 0.0, True, False, False)
         expected.append(output)
-    found, _ = lstm.BatchedLSTM.apply(x, u, r, b, h0, c0)
+    with kernels_on_cpu(interpreted):
+        found, _ = BatchedLSTM.apply(x, u, r, b, h0, c0)
+        gradients = torch.autograd.grad((found * upstream).sum(), (x, u, r, b))
     tolerance = 1e-5 if interpreted else 1e-12  # sums of some ten numbers of size 1 to 10
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=tolerance)
-    gradients = [torch.autograd.grad((each * upstream).sum(), (x, u, r, b)) for each in (found, torch.stack(expected))]
-    for ours, theirs in zip(*gradients, strict=True):
+    right = torch.autograd.grad((torch.stack(expected) * upstream).sum(), (x, u, r, b))
+    for ours, theirs in zip(gradients, right, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
