@@ -88,7 +88,7 @@ class Racer:
 
     def step(self) -> None:
         """Take one training step."""
-        self.learner.step(self.windows.at(self.steps), RATE, memorizing=True)
+        self.learner.step(self.windows.at(self.steps), RATE)
         self.steps += 1
 
     def block(self, steps: int) -> tuple[float, float]:

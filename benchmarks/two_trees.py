@@ -10,6 +10,7 @@ one-pass optimizer and the rule's write; language models are measured by their t
 """
 
 import argparse
+import inspect
 import itertools
 import json
 import os
@@ -72,7 +73,9 @@ def word_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
 
     def steps_of(hebbian: bool) -> Callable[[], object]:
         learner, numbers = program.Learner(settings, vocabulary, hebbian=hebbian, device=device), itertools.count()
-        return lambda: learner.step(windows.at(next(numbers)), program.RATE, memorizing=True)
+        # Trees of version 0.1 have an argument more.
+        more = {"memorizing": True} if "memorizing" in inspect.signature(learner.step).parameters else {}
+        return lambda: learner.step(windows.at(next(numbers)), program.RATE, **more)
 
     return {f"{name}, {head}": steps_of(hebbian) for head, hebbian in program.HEADS.items()}
 

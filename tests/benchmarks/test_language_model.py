@@ -39,7 +39,7 @@ def test_a_step_in_parts_is_a_step(hebbian: bool) -> None:
     racer = language_model.Racer(taken_apart, make_windows(corpus(), given, device()))
     for step in range(3):
         assert len(racer.parts()) == len(language_model.PARTS)
-        whole.step(racer.windows.at(step), language_model.RATE, memorizing=True)
+        whole.step(racer.windows.at(step), language_model.RATE)
     for one, other in zip(whole.model.state_dict().values(), racer.learner.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
