@@ -23,6 +23,7 @@ KERNELS = {
     "mean_loss",
     "multiply_kernel",
     "prepare_kernel",
+    "product",
     "resident",
     "row_gradient",
     "row_sums",
@@ -69,6 +70,9 @@ def main() -> None:
             wide = replace(problem, input=torch.empty(130, d, dtype=h.dtype), weight=torch.empty(301, d, dtype=h.dtype))
             for e in (None, torch.empty(256, 320, dtype=h.dtype)):
                 hopper.launch_scores(wide, rows, slice(0, 301), scale, torch.empty(30 * 130), e)
+        hopper.launch_product(
+            torch.empty(301, 4096), torch.empty(256, 320, dtype=h.dtype), torch.empty(256, 4096, dtype=h.dtype)
+        )
         ends.prepare(target, 301, -100, mean=True, zero_if_empty=True)
         ends.multiply([h, w], scale[0])
         for dtype in (torch.bfloat16, torch.float16):

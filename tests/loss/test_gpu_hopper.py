@@ -22,6 +22,8 @@ WIDTHS = 8, 64, 72, 512, 576, 584, 1024, 2056
 """Numbers of features: up to 576 one kernel is used, beyond that the other one."""
 SIZES = (1, 1), (2, 300), (127, 128), (128, 129), (129, 255), (300, 5000), (1500, 700), (4000, 3333), (40_000, 100)
 """In the last one each 128 rows have one tile, and a program has several of them."""
+PRODUCTS = (128, 64, 256), (128, 320, 256), (256, 1024, 512), (640, 5056, 4096), (1408, 704, 1280)
+"""Rows, columns of E and features."""
 OPTIONS = (), ("bias",), ("prior",), ("scale",), ("bias", "prior", "scale")
 
 
@@ -140,3 +142,33 @@ def test_division_among_programs(rows: int, classes: int) -> None:
         assert some[0] == ((row * columns + 1) * programs - 1) // tiles  # as the kernel computes it
         assert len(some) <= runs
     assert 2 * runs * rows <= 2 * TILE_ROWS * (processors + 2 * blocks)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("size", PRODUCTS, ids=str)
+def test_the_product_of_the_weight(size: tuple[int, int, int]) -> None:
+    rows, width, d = size
+    e, h = torch.rand(rows, width, device="cuda").bfloat16(), torch.randn(rows, d, device="cuda").bfloat16()
+    classes = width - 5
+    exact = e[:, :classes].double().T @ h.double()
+    found = []
+    for _ in range(5):
+        out = torch.full((classes + 1, d), torch.nan, device="cuda")
+        hopper.launch_product(out[:classes], e, h)
+        assert out[classes].isnan().all()  # what follows is left alone
+        found.append(out[:classes])
+    bound = (e[:, :classes].double().T @ h.double().abs()) * 2**-20 + 1e-6  # sums are in float32
+    assert ((found[0].double() - exact).abs() <= bound).all()
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_which_products_are_ours() -> None:
+    for shape, dtype, first in (
+        ((10, 4096), torch.float32, False),
+        ((10, 4096), torch.bfloat16, True),
+        ((10, 2048), torch.float32, True),
+        ((10, 4104), torch.float32, True),
+        ((10, 4096), torch.float32, True),  # not on a CPU
+    ):
+        assert not hopper.stores_faster(torch.empty(shape, dtype=dtype), first)

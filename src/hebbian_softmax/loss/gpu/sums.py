@@ -1,4 +1,4 @@
-"""The gradients of the GPU's engine, summed over chunks by cuBLAS.
+"""The gradients of the GPU's engine, summed over chunks by cuBLAS, or stored by a kernel of ours where that is faster.
 
 The fast kernels of cuBLAS take only sizes that are multiples of 8. So E and the sum of dW are padded, and the last few
 classes of dh are added by the kernel that multiplies its rows by their factors.
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hebbian_softmax import _triton
 from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_ROWS, Schedule, padded
 from hebbian_softmax.loss.problem import Gradients, Needs, Problem, RowTerms
 
@@ -68,8 +69,13 @@ class Sums:
             reach, span = padded(rows, TILE_ROWS), padded(width, PADDING)
             whole = span == self.weight.shape[0]
             out = self.weight if whole else self.weight[classes.start : classes.start + span]
-            e = _first(self.e, reach)
-            add_product(out, (e if whole else e[:, :span]).T, _first(self.scaled, reach), first=chunk.start == 0)
+            e, h, first = _first(self.e, reach), _first(self.scaled, reach), chunk.start == 0
+            e = e if whole else e[:, :span]
+            hopper = _triton.load("loss.gpu.hopper")
+            if hopper is not None and hopper.stores_faster(out, first):
+                hopper.launch_product(out, e, h)
+            else:
+                add_product(out, e.T, h, first)
         if self.bias is not None:
             column_sums[(-(-width // 128),)](
                 self.e, self.factor, self.bias[classes], chunk.start, rows, width, self.e.stride(0),
