@@ -126,6 +126,11 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
+def whole_or_auto(text: str) -> int | str:
+    """Parse `auto` or a whole number."""
+    return text if text == "auto" else integer(0)(text)
+
+
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     """Return a parser of whole numbers from `minimum` to `maximum`."""
 

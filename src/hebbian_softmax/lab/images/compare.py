@@ -46,6 +46,7 @@ class Comparison:
                 learning_rate=settings.learning_rate,
                 gamma=settings.gamma,
                 limit=settings.limit,
+                start=settings.start,
                 active_only=settings.softmax == "active",
             )
             size: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting, whole_or_auto
 
 START = 30  # classes at first
 ADDED = 5  # classes that each further level adds
@@ -21,6 +21,9 @@ class CurriculumSettings:
     learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", number(0))
     gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
     limit: int = setting(50, "T, number of occurrences of a class that the rule writes", integer(0))
+    start: int | str = setting(
+        0, "step from which the rule writes, or auto: once features have settled", whole_or_auto, later=True
+    )
     filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))
     softmax: str = setting(
         "all", "classes that compete: all from the first step on, or active ones only", choice("all", "active")

@@ -44,6 +44,8 @@ class Method:
     scale: float | str = "match"
     center: bool = True
     objective: str = "l2"
+    start: int | str = 0
+    """The step from which the rule writes, or `auto`: once features have settled."""
     train_rows: bool = True
     """If False, the head's rows get no gradient and only the rule changes them."""
     head_rate: float = 1.0
@@ -118,6 +120,7 @@ class Learner:
             scale=method.scale,
             center=method.center,
             objective=method.objective,
+            start=method.start,
         )
         nn.init.xavier_uniform_(self.head.weight, generator=draws)
         self.head.to(self.device)

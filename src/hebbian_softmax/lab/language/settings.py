@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
-from hebbian_softmax.lab.base.settings import choice, integer, number, setting
+from hebbian_softmax.lab.base.settings import choice, integer, number, setting, whole_or_auto
 from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, PRESETS, NetworkOptions, Sizes
 from hebbian_softmax.rule import Rate
 
@@ -30,11 +30,6 @@ def model_name(text: str) -> str:
 def rule_scale(text: str) -> str:
     """Parse `match` or a number. The value stays a text, as the command line has it."""
     return text if text == "match" else f"{number(0)(text):g}"
-
-
-def first_step(text: str) -> int | str:
-    """Parse `auto` or a number of steps."""
-    return text if text == "auto" else integer(0)(text)
 
 
 def share(text: str) -> float:
@@ -102,7 +97,7 @@ class Settings:
     start: int | str = setting(
         0,
         "step from which the rule writes, or auto: once features have settled; it counts words from the first step on",
-        first_step,
+        whole_or_auto,
     )
     fade: bool = setting(False, "let what the rule writes fade with the learning rate", later=True)
 
