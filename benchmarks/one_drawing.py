@@ -53,7 +53,7 @@ Scores = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained network, and activations (classes, drawings, features) of unseen classes and of its own test drawings."""
+    """A trained network, with activations (classes, drawings, features) of unseen and of its own test drawings."""
 
     knowledge: Knowledge
     unseen: Tensor
