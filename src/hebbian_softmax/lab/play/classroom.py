@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.json_files import object_from_json
-from hebbian_softmax.lab.data.workers import cores
 from hebbian_softmax.lab.images.compare import SOURCES
 from hebbian_softmax.lab.images.data import SIZE, ImageSet
 from hebbian_softmax.lab.play.lesson import Example, Lesson, LessonError
@@ -44,7 +43,6 @@ class Classroom:
         try:
             self._tell("preparing the images", 0, 1)
             known, unseen = divide(load())
-            torch.set_num_threads(cores())
             knowledge = prepare(known, steps, seed, self._tell_training)
         except (LabError, OSError) as error:
             self.channel.send({"event": "failed", "error": str(error)})

@@ -48,6 +48,8 @@ class Stage:
     """A moment of a lesson. Each act makes a new one, which takes over the Hebbian head and leaves a copy behind."""
 
     examples: tuple[Example, ...]
+    activations: Tensor
+    """The activations (examples, features) of the drawings."""
     names: tuple[str, ...]
     """The taught classes in the order of their rows, which follow those of the network's own classes."""
     plain: nn.Linear
@@ -61,7 +63,8 @@ class Lesson:
         self.knowledge = knowledge
         self.known = knowledge.head.out_features
         self.untaught = hebbian_head(knowledge)
-        self.stage = Stage((), (), copy.deepcopy(knowledge.head), copy.deepcopy(self.untaught))
+        none = knowledge.activations.new_empty(0, knowledge.head.in_features)
+        self.stage = Stage((), none, (), copy.deepcopy(knowledge.head), copy.deepcopy(self.untaught))
         self.before: list[Stage] = []
 
     def teach(self, examples: Sequence[Example]) -> dict[str, float]:
@@ -82,12 +85,13 @@ class Lesson:
     def _taught(self, stage: Stage, example: Example, spent: dict[str, float]) -> Stage:
         is_new = example.name not in stage.names
         names = (*stage.names, example.name) if is_new else stage.names
-        label = torch.tensor([self.known + names.index(example.name)])
         h = self.knowledge.embed(example.drawing.unsqueeze(0))
-        examples = (*stage.examples, example)
+        examples, activations = (*stage.examples, example), torch.cat([stage.activations, h])
+        labels = self._labels(examples, names)
+        label = labels[-1:]
         draws = torch.Generator().manual_seed(derive_seed(len(examples), "plain"))
         plain = with_new_row(stage.plain, draws) if is_new else copy.deepcopy(stage.plain)
-        taught = self._activations(examples, names) if example.replay else None
+        taught = (activations, labels) if example.replay else None
         began = time.perf_counter()
         descend(plain, h, label, example.steps, draws, taught, self.knowledge.activations)
         spent["plain"] += 1000 * (time.perf_counter() - began)
@@ -96,12 +100,11 @@ class Lesson:
         began = time.perf_counter()
         stage.hebbian.memorize(h, label)
         spent["hebbian"] += 1000 * (time.perf_counter() - began)
-        return Stage(examples, names, plain, stage.hebbian)
+        return Stage(examples, activations, names, plain, stage.hebbian)
 
-    def _activations(self, examples: Sequence[Example], names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the activations of taught drawings and their labels."""
-        labels = torch.tensor([self.known + names.index(example.name) for example in examples])
-        return self.knowledge.embed(torch.stack([example.drawing for example in examples])), labels
+    def _labels(self, examples: Sequence[Example], names: Sequence[str]) -> Tensor:
+        """Return the numbers of the rows that examples belong to."""
+        return torch.tensor([self.known + names.index(example.name) for example in examples])
 
     @torch.no_grad()
     def recognise(self, drawing: Tensor, taught_only: bool) -> dict[str, list[tuple[int, float]]]:
@@ -122,16 +125,17 @@ class Lesson:
         loses the row, but what gradient steps have done to other rows stays.
         """
         number = self._number(name)
-        examples = tuple(example for example in self.stage.examples if example.name != name)
+        stays = [example.name != name for example in self.stage.examples]
+        examples = tuple(example for example, kept in zip(self.stage.examples, stays, strict=True) if kept)
+        activations = self.stage.activations[torch.tensor(stays)]
         names = tuple(other for other in self.stage.names if other != name)
         hebbian = copy.deepcopy(self.untaught)
-        if names:
-            hebbian.add_classes(len(names))
-            h, labels = self._activations(examples, names)
-            for each, label in zip(h, labels, strict=True):
-                hebbian.memorize(each.unsqueeze(0), label.unsqueeze(0))
+        for place, label in enumerate(self._labels(examples, names).tolist()):
+            if label == hebbian.num_classes:
+                hebbian.add_classes(1)
+            hebbian.memorize(activations[place : place + 1], torch.tensor([label]))
         plain = without_row(self.stage.plain, self.known + number)
-        self._enter(Stage(examples, names, plain, hebbian), self.stage)
+        self._enter(Stage(examples, activations, names, plain, hebbian), self.stage)
 
     def rename(self, name: str, new_name: str) -> None:
         """Give a taught class another name, which no other taught class has."""

@@ -337,6 +337,8 @@ function taughtRow({ name, drawings }) {
     input.value = name;
     input.maxLength = 40;
     input.required = true;
+    input.pattern = $("name").pattern;
+    input.title = $("name").title;
     input.setAttribute("aria-label", `New name of ${name}`);
     form.append(input, button("OK", `Give ${name} its new name`));
     form.addEventListener("submit", doing(async () => showLesson(await lesson("rename", { name, new_name: input.value }))));
@@ -504,7 +506,7 @@ function drawChart() {
     parts.push(shape("text", { x: left - 6, y: y(classes) + 4, "text-anchor": "end" }, classes));
   }
   for (const share of [0, 0.5, 1]) {
-    parts.push(shape("text", { x: x(share * total), y: bottom + 22, "text-anchor": "middle" }, `${(share * total).toLocaleString("en")}${share ? "" : " steps"}`));
+    parts.push(shape("text", { x: x(share * total), y: bottom + 22, "text-anchor": "middle" }, `${(share * total).toLocaleString("en")}${share === 1 ? " steps" : ""}`));
   }
   for (const mark of marks) {
     parts.push(shape("line", { class: "mark", x1: x(mark.step), x2: x(mark.step), y1: top, y2: bottom }));
