@@ -100,7 +100,8 @@ def teach_plain(knowledge: Knowledge, h: Tensor, manner: Manner) -> Scores:
         layer = with_new_row(layer, draws)
         one = slice(number, number + 1)
         taught = (h[: number + 1], labels[: number + 1]) if manner.replay else None
-        descend(layer, h[one], labels[one], manner.steps, draws, taught, knowledge.activations, manner.learning_rate)
+        how = manner.steps, manner.learning_rate, draws
+        descend(layer, h[one], labels[one], *how, taught, knowledge.activations)
     return layer
 
 

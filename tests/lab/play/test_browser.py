@@ -192,6 +192,7 @@ def test_ready_made_drawings(open_page: Callable[..., Page]) -> None:
     assert buttons[7].get_attribute("aria-pressed") == "true"
     page.click("teach-all")
     page.until(lambda: len(page.taught()) == 10, "ten characters are taught")
+    page.until(lambda: page("test-all").is_enabled(), "all is taught")
     page.click("test-all")
     page.until(lambda: "of 40" in page("score").text, "40 drawings are tested")
 

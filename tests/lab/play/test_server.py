@@ -260,7 +260,22 @@ def test_the_server_answers_while_it_trains_and_when_its_worker_dies(tmp_path: P
             time.sleep(0.02)
         assert len(spent) > 20
         assert statistics.median(spent) < 0.1
-        session = client.session()
+        session, watching = client.session(), client.session()
+        start = {"act": "start", "session": watching, "gamma": 0.1, "limit": 50, "steps": 10_000, "seed": 0}
+        assert client.post("/api/curriculum", start)[0] == 200
+        with contextlib.closing(client.events(watching)) as events:
+            while next(events)["event"] != "check":
+                pass
+            spent = []
+            for _ in range(30):
+                began = time.perf_counter()
+                assert client.act(session, "recognise", drawing=DRAWING, taught_only=False)[0] == 200
+                spent.append(time.perf_counter() - began)
+            assert statistics.median(spent) < 0.1
+            assert client.post("/api/curriculum", {"act": "pause", "session": watching})[0] == 200
+            assert any(event["event"] == "pause" for event in events)
+        # It sees nothing of the other tab's curriculum.
+        assert client.request("GET", f"/api/curriculum?session={session}")[0] == 409
         listed = subprocess.run(["pgrep", "-f", f"toy serve {client.port}"], capture_output=True, text=True).stdout
         (server,) = (int(pid) for pid in listed.split())
         for pid in children(server):

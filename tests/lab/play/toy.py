@@ -100,6 +100,15 @@ class Client:
     def teach(self, session: str, name: str, drawing: str, steps: int = 5, replay: bool = False) -> tuple[int, Any]:
         return self.act(session, "teach", name=name, drawing=drawing, steps=steps, replay=replay)
 
+    def events(self, session: str) -> Iterator[dict[str, Any]]:
+        """Yield what the curriculum of a session says, as it comes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/api/curriculum?session={session}")
+            for line in connection.getresponse():
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
     def until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while not self.request("GET", "/api/status")[1]["ready"]:

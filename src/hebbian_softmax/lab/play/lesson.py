@@ -21,7 +21,8 @@ from hebbian_softmax.lab.play.network import Knowledge
 
 GAMMA, LIMIT = 0.1, 50
 SHOWN = 100  # batches of old activations that a Hebbian head sees first: its running values then forget slowly
-LEARNING_RATE = 0.3  # of the plain head's gradient steps, without momentum
+# The learning rates of the plain head's steps, without momentum: the best on other characters (results/play).
+LEARNING_RATE, LEARNING_RATE_WITH_REPLAY = 0.3, 3.0
 REHEARSED = 16  # old drawings in each gradient step with replay, beside as many of those taught in this lesson
 TOP = 5  # answers that are shown
 MOST_TAUGHT = 200  # drawings in a lesson
@@ -92,8 +93,9 @@ class Lesson:
         draws = torch.Generator().manual_seed(derive_seed(len(examples), "plain"))
         plain = with_new_row(stage.plain, draws) if is_new else copy.deepcopy(stage.plain)
         taught = (activations, labels) if example.replay else None
+        rate = LEARNING_RATE_WITH_REPLAY if example.replay else LEARNING_RATE
         began = time.perf_counter()
-        descend(plain, h, label, example.steps, draws, taught, self.knowledge.activations)
+        descend(plain, h, label, example.steps, rate, draws, taught, self.knowledge.activations)
         spent["plain"] += 1000 * (time.perf_counter() - began)
         if is_new:
             stage.hebbian.add_classes(1)
@@ -224,10 +226,10 @@ def descend(
     h: Tensor,
     label: Tensor,
     steps: int,
+    learning_rate: float,
     draws: torch.Generator,
     taught: tuple[Tensor, Tensor] | None,
     known: Tensor,
-    learning_rate: float = LEARNING_RATE,
 ) -> None:
     """Take gradient steps on one activation.
 

@@ -412,6 +412,16 @@ function showReadyMade() {
   }));
 }
 
+// Keeps the two buttons from being pressed again until the work is done.
+async function alone(work) {
+  $("teach-all").disabled = $("test-all").disabled = true;
+  try {
+    await work();
+  } finally {
+    $("teach-all").disabled = $("test-all").disabled = false;
+  }
+}
+
 async function teachAll() {
   const names = new Set(state.taught.map((each) => each.name));
   for (const { name, drawings } of state.ready) {
@@ -551,8 +561,8 @@ function listen() {
   $("save").addEventListener("click", doing(save));
   $("load").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", doing(load));
-  $("teach-all").addEventListener("click", doing(teachAll));
-  $("test-all").addEventListener("click", doing(testAll));
+  $("teach-all").addEventListener("click", doing(() => alone(teachAll)));
+  $("test-all").addEventListener("click", doing(() => alone(testAll)));
   $("curriculum-form").addEventListener("submit", doing(async () => {
     await curriculum("start", { ...rate(), steps: Number($("curriculum-steps").value), seed: Number($("seed").value) });
     watch();
