@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hebbian_softmax.lab.play.requests import CURRICULUM, LESSON, MOST_DRAWINGS, RefusedError, parse, parse_session
+from hebbian_softmax.lab.play.lesson import MOST_TAUGHT
+from hebbian_softmax.lab.play.requests import CURRICULUM, LESSON, RefusedError, parse, parse_session
 from tests.lab.play.toy import blank
 
 SESSION = "a" * 22
@@ -69,7 +70,7 @@ def test_good_requests_pass() -> None:
         ({**TEACH, "replay": 1}, "true or false"),
         ({**LOAD, "lesson": []}, "not a saved lesson"),
         ({**LOAD, "lesson": {**SAVED, "version": 2}}, "another version"),
-        ({**LOAD, "lesson": {**SAVED, "taught": SAVED["taught"] * (MOST_DRAWINGS + 1)}}, "at most 200 drawings"),
+        ({**LOAD, "lesson": {**SAVED, "taught": SAVED["taught"] * (MOST_TAUGHT + 1)}}, "at most 200 drawings"),
         ({**LOAD, "lesson": {**SAVED, "taught": [{}]}}, "drawing 1 of the saved lesson"),
         ({**LOAD, "lesson": {**SAVED, "taught": [{**SAVED["taught"][0], "name": "<b>"}]}}, "must not contain <"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.json_files import object_from_json
 from hebbian_softmax.lab.images.compare import SOURCES
@@ -65,7 +66,7 @@ class Classroom:
         except LessonError as error:
             found = {"error": str(error), "status": 409}
         except Exception as error:  # one visitor's mishap must not end the others' lessons
-            print(f"hebbian play: {reason(error)}", file=sys.stderr)
+            say(f"hebbian: error: {reason(error)}")
             found = {"error": "something went wrong in the process that does the work", "status": 500}
         self.channel.send({**found, "number": number})
 

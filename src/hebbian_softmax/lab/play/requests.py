@@ -10,10 +10,10 @@ from hebbian_softmax.lab.base.errors import reason
 from hebbian_softmax.lab.base.json_files import from_json
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY
 from hebbian_softmax.lab.images.data import SIZE
+from hebbian_softmax.lab.play.lesson import MOST_TAUGHT
 
 LONGEST_NAME = 40  # characters
 MOST_STEPS = 100  # gradient steps of the plain head for one drawing
-MOST_DRAWINGS = 200  # in a saved lesson
 MOST_CURRICULUM_STEPS = 10_000
 FORMAT, VERSION = "hebbian-play", 1  # of a saved lesson
 _SESSION = re.compile("[A-Za-z0-9_-]{22}")
@@ -124,8 +124,8 @@ def saved_lesson(field: str, value: Any) -> list[dict[str, Any]]:
     if value.get("version") != VERSION or set(value) != {"format", "version", "taught"}:
         raise RefusedError(400, f"this lesson was saved by another version: {advice}")
     taught = value["taught"]
-    if not isinstance(taught, list) or len(taught) > MOST_DRAWINGS:
-        raise RefusedError(400, f"a saved lesson has a list of at most {MOST_DRAWINGS} drawings: {advice}")
+    if not isinstance(taught, list) or len(taught) > MOST_TAUGHT:
+        raise RefusedError(400, f"a saved lesson has a list of at most {MOST_TAUGHT} drawings: {advice}")
     return [_fields(f"drawing {place} of the saved lesson", each, EXAMPLE) for place, each in enumerate(taught, 1)]
 
 

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import contextlib
 import secrets
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import reason
 from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.play import requests
@@ -167,6 +167,7 @@ class Service:
         self.pictures = b""
         self.sessions: OrderedDict[str, None] = OrderedDict()
         self.curricula: dict[str, Curriculum] = {}
+        self.starting = asyncio.Lock()
 
     def hear(self, event: dict[str, Any]) -> None:
         """Note what the classroom says."""
@@ -181,7 +182,7 @@ class Service:
             error = event.get("error", "the process that does the work has ended: start hebbian play again")
             self.status |= {"ready": False, "error": error}
             if not self.closing():
-                print(f"hebbian: error: {error}", file=sys.stderr)
+                say(f"hebbian: error: {error}")
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -267,7 +268,8 @@ class Service:
         act, session = values.pop("act"), values.pop("session")
         self.touch(session)
         if act == "start":
-            await self._start_curriculum(session, values)
+            async with self.starting:  # two starts at once must not leave a worker that nobody stops
+                await self._start_curriculum(session, values)
             return JSONResponse({})
         curriculum = self.curricula.get(session)
         if curriculum is None or curriculum.over:
@@ -333,7 +335,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         return refused(error.status, str(error))
     if isinstance(error, HTTPException):
         return refused(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-    print(f"hebbian play: {reason(error)}", file=sys.stderr)
+    say(f"hebbian: error: {reason(error)}")
     return refused(500, "something went wrong in the server")
 
 
