@@ -37,7 +37,7 @@ from hebbian_softmax.lab.play.network import STEPS, Knowledge, divide, prepare
 
 TAUGHT, LATER = 20, 5  # characters in a lesson, and drawings of each that are shown later
 TUNING_SEEDS = (1000, 1001)
-LEARNING_RATES = (0.03, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
+LEARNING_RATES = (0.03, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
 STEP_COUNTS = (1, 3, 10, 30, 100)
 METHODS = {
     "plain": "plain softmax",
