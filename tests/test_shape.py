@@ -17,7 +17,7 @@ from hebbian_softmax.lab.experiments import MODULES
 PACKAGE = Path(hebbian_softmax.__file__).parent
 NAME = "hebbian_softmax"
 LAB = f"{NAME}.lab"
-EXPERIMENTS = {f"{LAB}.{room}" for room in ("images", "longtail", "language", "data", "experiments")}
+EXPERIMENTS = {f"{LAB}.{room}" for room in ("images", "longtail", "language", "data", "play", "experiments")}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -130,7 +130,7 @@ def test_help_imports_no_experiment() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert f"{LAB}.cli" in loaded
-    assert not loaded & {*EXPERIMENTS, f"{LAB}.report", "matplotlib", "nltk", "PIL", "rich"}
+    assert not loaded & {*EXPERIMENTS, f"{LAB}.report", "matplotlib", "nltk", "PIL", "rich", "starlette", "uvicorn"}
     assert "reproduce" in done.stdout
 
 

@@ -33,6 +33,7 @@ OTHERS = {
     "evaluate": "measure the language models of a run: perplexity, also by word frequency",
     "report": "show the tables of runs and write them to one HTML page",
     "data": "prepare text corpora, list them, or look at one",
+    "play": "draw characters on a local page, and see two heads learn them",
 }
 
 
@@ -178,6 +179,10 @@ def add_other(commands: argparse._SubParsersAction[argparse.ArgumentParser], nam
         from hebbian_softmax.lab.report.command import add_command as add_report
 
         add_report(commands, experiments.find_recipe, experiments.compare_runs)
+    elif name == "play":
+        from hebbian_softmax.lab.play.command import add_command as add_play
+
+        add_play(commands)
     else:
         from hebbian_softmax.lab.data.command import add_data
 

@@ -108,6 +108,20 @@ def test_exactly_the_threshold_is_not_enough_and_one_check_is_one_level(monkeypa
         assert learner.active == classes
 
 
+def test_a_check_counts_what_it_recognised_of_each_class() -> None:
+    learner = small(PLAIN)
+    weights_after(learner, steps=20)
+    right = learner.right_answers(40)
+    assert 0 < right == learner.recognised.sum()
+    assert not learner.recognised[30:].any()  # these classes are not active
+    learner.network.eval()
+    for label in range(30):
+        images = DATA.test[int(learner.order[label])]
+        with torch.no_grad():
+            guesses = learner.head(learner.network(images.unsqueeze(1) / 255)).argmax(dim=1)
+        assert learner.recognised[label] == (guesses == label).sum()
+
+
 def test_labels_stay_among_the_active_classes() -> None:
     learner = small(PLAIN)
     drawn = torch.cat([learner.uniform(1000, learner.active) for _ in range(20)])

@@ -11,8 +11,13 @@ PACKAGES = {
     "PIL": "Pillow",
     "rich": "rich",
     "sklearn": "scikit-learn",
+    "starlette": "Starlette",
+    "uvicorn": "uvicorn",
 }
-"""The packages by the name of their module. All but scikit-learn come with `pip install 'hebbian-softmax[lab]'`."""
+"""The packages by the name of their module. Most come with `pip install 'hebbian-softmax[lab]'`."""
+
+OTHER_EXTRAS = {"sklearn": "lab,digits", "starlette": "play", "uvicorn": "play"}
+"""The extras that bring the other packages."""
 
 
 def require(*modules: str) -> None:
@@ -24,5 +29,5 @@ def require(*modules: str) -> None:
 
 def missing(module: str) -> LabError:
     """Return the error that says what to install."""
-    extra = "lab,digits" if module == "sklearn" else "lab"
+    extra = OTHER_EXTRAS.get(module, "lab")
     return LabError(f"this command needs {PACKAGES[module]}: pip install 'hebbian-softmax[{extra}]'")

@@ -140,6 +140,8 @@ class Learner:
         """The loss of the last step."""
         self.outcome = torch.zeros(2, device=self.device)
         """The accuracy of the last check and the number of classes after it."""
+        self.recognised = torch.zeros(self.total, dtype=torch.long, device=self.device)
+        """How many test drawings of each class the last check recognised; 0 for classes that were not active."""
 
     def step(self) -> None:
         """Take one training step, and the extra steps of the method."""
@@ -196,22 +198,26 @@ class Learner:
 
     @torch.no_grad()
     def right_answers(self, capacity: int) -> Tensor:
-        """Count the test drawings of the active classes that are recognised. The learner stays as it is."""
+        """Count the test drawings of the active classes that are recognised, also by class in `recognised`.
+
+        What the learner has learned stays as it is.
+        """
         self.network.eval()
         self.head.eval()
         centers = self.class_means(capacity) if self.method.class_means else None
-        right = torch.zeros((), dtype=torch.long, device=self.device)
-        for labels in self.labels[:capacity].split(self.part):
+        recognised = self.recognised[:capacity]
+        parts = zip(self.labels[:capacity].split(self.part), recognised.split(self.part), strict=True)
+        for labels, right in parts:
             features = self._features(labels, slice(0, TEST_DRAWINGS))
             if centers is None:
                 guesses = self.logits(features).argmax(dim=1)
             else:
                 guesses = torch.cdist(features, centers).argmin(dim=1)
             hits = (guesses.view(len(labels), -1) == labels.unsqueeze(1)) & (labels < self.active).unsqueeze(1)
-            right += hits.sum()
+            right.copy_(hits.sum(dim=1))
         self.network.train()
         self.head.train()
-        return right
+        return recognised.sum()
 
     @torch.no_grad()
     def answers(self, labels: Tensor) -> list[Answer]:
@@ -261,4 +267,4 @@ class Learner:
         """Yield every tensor that a step or a check changes, except the optimizer's state."""
         yield from self.network.state_dict().values()
         yield from self.head.state_dict().values()
-        yield from (self.active, self.seen, self.loss, self.outcome)
+        yield from (self.active, self.seen, self.loss, self.outcome, self.recognised)
