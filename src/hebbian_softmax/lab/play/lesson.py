@@ -21,7 +21,7 @@ from hebbian_softmax.lab.play.network import Knowledge
 
 GAMMA, LIMIT = 0.1, 50
 SHOWN = 100  # batches of old activations that a Hebbian head sees first: its running values then forget slowly
-# Learning rates of the plain head's steps, without momentum; benchmarks/one_drawing.py tries others on other characters.
+# Of the plain head's steps, without momentum; benchmarks/one_drawing.py tries other rates on other characters.
 LEARNING_RATE, LEARNING_RATE_WITH_REPLAY = 0.3, 3.0
 REHEARSED = 16  # old drawings in each gradient step with replay, beside as many of those taught in this lesson
 TOP = 5  # answers that are shown
