@@ -293,7 +293,7 @@ def _add(sums: tuple[Tensor, Tensor], h: Tensor, log_normaliser: Tensor, prob: T
     one = torch.ones_like(log_normaliser)
     x = torch.cat([each.double() for each in (h, one, log_normaliser, entropy.unsqueeze(1))], 1)
     sums[0].add_(x.T @ x)
-    sums[1].add_(prob.sum(0, dtype=torch.float64))
+    sums[1].add_(prob.sum(0))
 
 
 def _imagined_level(h: Tensor, rows: FamiliarRows) -> Tensor:
