@@ -23,10 +23,19 @@ NEW = [" zebra", " quixotic", " flamingo"]
 
 
 def sentences(number: int, seed: int, with_new: bool = True) -> list[str]:
-    """Return texts in which a zebra follows "the", and a flamingo follows "under"; or texts without these animals."""
+    """Return texts in which a zebra follows "the", and a flamingo follows "under"; or texts without these animals.
+
+    One of two words may follow a word, so that a model learns to look at the last one.
+    """
     chance = random.Random(seed)
     animals = {"the": "the zebra", "under": "under flamingo"} if with_new else {}
-    return [" ".join(animals.get(word, word) for word in chance.choices(WORDS, k=50)) for _ in range(number)]
+    texts = []
+    for _ in range(number):
+        places = [chance.randrange(len(WORDS))]
+        for _ in range(50):
+            places.append((2 * places[-1] + chance.randint(1, 2)) % len(WORDS))
+        texts.append(" ".join(animals.get(WORDS[place], WORDS[place]) for place in places))
+    return texts
 
 
 def make_tokenizer() -> Any:
@@ -59,7 +68,7 @@ def make_model(tokenizer: Any, tied: bool = False, spare: int = 0) -> Any:
     model = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     ids = torch.tensor([tokenizer(text).input_ids[:48] for text in sentences(16, 5, with_new=False)])
-    for _ in range(30):
+    for _ in range(40):
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -94,7 +103,7 @@ def test_new_tokens_are_predicted_and_the_rest_stays(made: dict[bool, tuple[Any,
     assert "bits per character" in str(report)
     ids = tokenizer(" near the", return_tensors="pt").input_ids
     probabilities = model(input_ids=ids).logits[0, -1].softmax(0)
-    assert probabilities[old] > probabilities[old + 2]  # the zebra follows "the", and the flamingo does not
+    assert probabilities[old] > 2 * probabilities[old + 2]  # the zebra follows "the", and the flamingo does not
     assert probabilities[old + 1] < 1 / old
 
 
