@@ -111,6 +111,12 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int, classes: int | Non
     return flat, targets.reshape(flat.shape[0], targets.shape[-1]) if soft else targets.reshape(-1).long()
 
 
+def check_activations(h: Tensor, features: int) -> Tensor:
+    """Return activations (..., features) as (N, features), if they are such."""
+    targets = torch.zeros(h.shape[:-1], dtype=torch.int64, device=h.device) if isinstance(h, Tensor) else h
+    return check_batch(h, targets, features=features)[0]
+
+
 def check_probabilities(targets: Tensor) -> None:
     """Check that the rows of soft targets (N, classes) are probabilities: none negative, each row with the sum 1.
 

@@ -195,6 +195,13 @@ def resolve_group(
     return None if group is None or dist.get_world_size(group) == 1 else group
 
 
+def group_of_batch(head: HebbianSoftmax, weight: Tensor) -> dist.ProcessGroup | None:
+    """Return the group whose ranks form the batch of a call without an optimizer's step; None in a single process."""
+    if head.attachment is not None:
+        return head.attachment.group()
+    return resolve_group(head, weight, None) if is_sharded(weight) else None
+
+
 def groups_of_shards(weight: DTensor) -> list[dist.ProcessGroup]:
     """Return the groups over which the rows are spread: one, or with ``shard_rows`` and FSDP2 both two."""
     mesh = weight.device_mesh

@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hebbian_softmax import _torch, checks, state
 from hebbian_softmax.attach import targets as target_context
-from hebbian_softmax.attach.attachment import Attachment, warn_unattached
+from hebbian_softmax.attach.attachment import Attachment, attach_to, warn_unattached
 from hebbian_softmax.attach.frozen import WeightInUse
-from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
+from hebbian_softmax.calibration import Calibration, NewClasses, check_new_classes
+from hebbian_softmax.distributed import check_rows_at_hand, group_of_batch, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import Options, check_same_dtype
@@ -25,7 +26,7 @@ from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
-from hebbian_softmax.write import write
+from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
 
@@ -61,6 +62,7 @@ class HebbianSoftmax(nn.Linear):
         start: the number of batches before steps begin to write; features are random at first. Counting goes on.
         fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
             first write of a class after ``start`` does not fade.
+        new_classes: how classes that are added to a trained head are written; see :mod:`hebbian_softmax.calibration`.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
     ``scale=1.0, center=False`` is the paper's literal rule.
@@ -102,6 +104,7 @@ class HebbianSoftmax(nn.Linear):
         center: bool = True,
         start: int = 0,
         fade: bool = False,
+        new_classes: NewClasses | None = None,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -120,10 +123,13 @@ class HebbianSoftmax(nn.Linear):
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
         self.scale, self.center, self.start, self.fade = scale, center, start, fade
+        self.new_classes = check_new_classes(new_classes)
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
         for name in ("counts", "since_start"):
             self.register_buffer(name, torch.zeros(num_classes, dtype=torch.int64, device=self.weight.device))
+        self.calibration: Calibration | None = None
+        """What a trained head knows about its activations; None in a head that is trained from scratch."""
         self.register_buffer("nonfinite_count", torch.zeros((), dtype=torch.int64, device=self.weight.device))
         self.register_buffer("filled", state.signature(self.weight.device))
         self.running = RunningStatistics(in_features, device=self.weight.device, dtype=accumulation_dtype(self.weight))
@@ -358,21 +364,8 @@ class HebbianSoftmax(nn.Linear):
         is initialised) form one batch, and every one of them must step. Copies and unpickled heads are not attached;
         neither are copies of the optimizer.
         """
-        if self._attachment is not None:
-            made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
-            if self._attachment.active and made_with_it and process_group is None:
-                return self._attachment
-            if self._attachment.active and not checks.check_flag("replace", replace):
-                raise RuntimeError(
-                    "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
-                    "one, and so does head.detach()"
-                )
-        state.ensure_filled(self)
-        state.follow_weight(self, attaching=True)
-        attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
-        self.detach()
-        self._attachment = attachment
-        return attachment
+        self._attachment = attach_to(self, optimizer, process_group, replace)
+        return self._attachment
 
     def detach(self) -> None:
         """Undo :meth:`attach`: steps no longer write, and what is pending is forgotten. Without one, do nothing."""
@@ -384,14 +377,28 @@ class HebbianSoftmax(nn.Linear):
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
         What is pending stays pending, and neither ``start`` nor ``fade`` matters. With sharded rows, and with DDP on an
-        attached head, every rank must call this.
+        attached head, every rank must call this. A trained head that has seen no more activations than it has features
+        sees these first, as in :meth:`calibrate`.
         """
         state.ensure_filled(self)
         flat, flat_targets = self.batch_to_memorize(h, targets)
         weight = weight_to_write(self)
-        of_shards = resolve_group(self, weight, None) if _torch.is_sharded(weight) else None
-        group = of_shards if self._attachment is None else self._attachment.group()
+        group = group_of_batch(self, weight)
+        trained.prepare(self, flat, flat_targets, weight, group)
         write(self, [Activations(flat, flat_targets)], weight, group)
+
+    def calibrate(self, h: Tensor) -> None:
+        """Let the head see activations (..., features) of any classes, so that it can write new classes well.
+
+        A trained head (:meth:`from_linear`) needs this before it memorises; without it, the first activations that
+        are memorised serve. A few thousand are enough, and each costs as much as a prediction. A head that was trained
+        from scratch counts as trained from now on.
+        """
+        state.ensure_filled(self)
+        state.follow_weight(self)
+        flat, weight = checks.check_activations(h, self.in_features), weight_to_write(self)
+        checks.check_same_place(weight, h)
+        trained.calibrate(self, flat, weight, group_of_batch(self, weight))
 
     def forget(self, attachment: Attachment) -> None:
         """Let go of an attachment that is removed."""
@@ -407,12 +414,7 @@ class HebbianSoftmax(nn.Linear):
         On a CPU there is then memory for an eighth more rows, so that adding single classes copies the matrix rarely.
         A gradient that was made since the last growth is copied; clear it first if it is no longer needed.
         """
-        n = checks.check_integer("n", n, 1)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        attached = self._attachment.optimizer() if self._attachment is not None else None
-        found = {id(each): each for each in (optimizer, attached) if each is not None}
-        grow(self, n, list(found.values()))
+        grow(self, n, optimizer)
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
@@ -433,6 +435,7 @@ class HebbianSoftmax(nn.Linear):
         self.since_start.zero_()
         self.nonfinite_count.zero_()
         self.running.reset()
+        state.note_trained(self)
         self.filled.copy_(state.signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:

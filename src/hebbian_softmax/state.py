@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax._torch import is_sharded, own_parameter
+from hebbian_softmax.calibration import Calibration
+from hebbian_softmax.objectives import Euclidean
 from hebbian_softmax.rule import LARGEST_COUNT
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ _log = logging.getLogger("hebbian_softmax")
 
 _SIGNATURE = (173 << 8, 211 << 8, 139 << 8, 229 << 8)
 """The constant in the buffer ``filled``. It survives a cast to bfloat16 or float16, and memory garbage differs."""
+
+_CALIBRATION = "calibration."
 
 _OF_TRANSFORMERS = "_is_hf_initialized"
 """The attribute with which transformers marks modules, parameters and buffers that it has loaded or initialised."""
@@ -69,6 +73,18 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.reset_memory(new_counts)
+
+
+def note_trained(head: HebbianSoftmax) -> None:
+    """Let a head whose rows are all familiar be a trained one, which writes new classes by their logits."""
+    familiar = head.num_classes > 0 and not head.counts.is_meta and bool((head.counts >= head.limit).all())
+    head.calibration = _new_calibration(head) if familiar else None
+
+
+def _new_calibration(head: HebbianSoftmax) -> Calibration | None:
+    """Return an empty calibration; None where the settings ask for another write than the usual one."""
+    usual = head.scale == "match" and head.center and head.objective == Euclidean() and head.limit > 0
+    return Calibration(head.counts.device) if usual else None
 
 
 def ensure_filled(head: HebbianSoftmax) -> None:
@@ -149,10 +165,9 @@ def check_counts(counts: Tensor | int, classes: int) -> Tensor:
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
     """Check that ``state`` fits before anything is copied; complete the state of a plain ``nn.Linear``."""
-    ours = {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
     _check_bias(head, state, prefix)
-    for key, tensor in ours.items():
-        value = state.get(key)
+    for key, tensor in _keyed(head, prefix).items():
+        value = None if key.startswith(prefix + _CALIBRATION) else state.get(key)
         if isinstance(value, Tensor) and value.shape != tensor.shape:
             raise ValueError(
                 f"{key} of the loaded state has shape {tuple(value.shape)}, the head's has {tuple(tensor.shape)}; "
@@ -171,6 +186,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
             "are memory garbage; load a state that was saved from a head with values"
         )
+    _adopt_calibration(head, state, prefix)
+    ours = _keyed(head, prefix)
     memory = {key for key in ours if key not in (prefix + "weight", prefix + "bias", prefix + "filled")}
     if prefix + "weight" in state and filled is None and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
@@ -182,6 +199,22 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
         state[prefix + "filled"] = signature(state[prefix + "counts"].device)
     else:  # a part of the memory says nothing about the rest of it
         state.pop(prefix + "filled", None)
+
+
+def _keyed(head: HebbianSoftmax, prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
+
+
+def _adopt_calibration(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
+    """Give the head a calibration if the state has one, or is that of a plain ``nn.Linear``; else let it have none."""
+    names = {key.removeprefix(prefix) for key in state if key.startswith(prefix)}
+    if "weight" not in names:
+        return
+    calibration = _new_calibration(head) if names <= {"weight", "bias"} else None
+    if any(name.startswith(_CALIBRATION) for name in names):
+        calibration = Calibration(head.counts.device)
+        calibration.fit_to(state, prefix + _CALIBRATION, head.in_features)
+    head.calibration = calibration
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

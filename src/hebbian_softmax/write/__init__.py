@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from hebbian_softmax import _triton
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums
-from hebbian_softmax.write import in_torch
+from hebbian_softmax.write import in_torch, trained
 from hebbian_softmax.write.activations import Activations, Call
 from hebbian_softmax.write.timing import AT_ONCE, Timing
 
@@ -41,7 +41,9 @@ def write(
     ``weight`` is the parameter itself: all rows, or with FSDP2 the rows of this rank, at full precision.
     """
     with record_function("hebbian_softmax::write"):
-        if group is None and kernels_can_write(head, contents, weight):
+        if head.calibration is not None and head.calibration.ready:
+            trained.write(head, contents, weight, group, timing)
+        elif group is None and kernels_can_write(head, contents, weight):
             _triton.load("write.gpu.rows").write(head, contents, weight, timing)
         else:
             in_torch.write(head, contents, weight, group, timing)
@@ -61,6 +63,7 @@ def kernels_suit(head: HebbianSoftmax, weight: Tensor) -> bool:
         and head.counts.device == weight.device
         and head.in_features <= _WIDEST
         and 0 < head.num_classes < 2**31 - 1
+        and not (head.calibration is not None and head.calibration.ready)
     )
 
 
