@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -220,7 +221,8 @@ class HebbianClassifier(ClassifierMixin, BaseEstimator):
         self._spread.see(x, classes)
         if self._spread.examples >= 2 * self._examples_at_scaling:
             self._rescale()
-        self._head.memorize(self._activations(x), torch.from_numpy(classes).to(self.device))
+        targets = torch.from_numpy(classes).to(self.device)
+        self._head.memorize(_means_at_full_length(self._activations(x), targets), targets)
         return classes
 
     def _rescale(self) -> None:
@@ -288,6 +290,17 @@ class HebbianClassifier(ClassifierMixin, BaseEstimator):
 def _rate_of_mean(counts: Tensor, n: Tensor, *, limit: int) -> Tensor:
     """Return λ = n / (c + n) while c < limit: a row that is only written is then the mean of all that was written."""
     return n.double() / (counts + n) * (counts < limit)
+
+
+def _means_at_full_length(h: Tensor, classes: Tensor) -> Tensor:
+    """Return for each activation the mean of its class, made as long as activations of this class are on average.
+
+    The mean of several activations is shorter than they are, and the row of a class would be, too.
+    """
+    labels, which, n = classes.unique(return_inverse=True, return_counts=True)
+    sums = h.new_zeros(len(labels), h.shape[1]).index_add_(0, which, h)
+    lengths = h.new_zeros(len(labels)).index_add_(0, which, torch.linalg.vector_norm(h, dim=1)) / n
+    return (F.normalize(sums, dim=1) * lengths.unsqueeze(1))[which]
 
 
 def _as_array(data: Data) -> Any:
