@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser import open_chromium
 from tests.lab.play.toy import Client, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -30,28 +30,7 @@ class Page:
     def __init__(
         self, server: Client, downloads: Path, width: int = 1200, height: int = 1000, wait: bool = True
     ) -> None:
-        from selenium import webdriver
-
-        chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        assert chromium, "these tests need Debian's packages chromium and chromium-driver"
-        assert driver, "these tests need Debian's packages chromium and chromium-driver"
-        options = webdriver.ChromeOptions()
-        options.binary_location = chromium
-        cut = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-        for each in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-dev-shm-usage",
-            f"--window-size={width},{height}",
-            cut,
-        ):
-            options.add_argument(each)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-        if width < 500:
-            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
-            self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver = open_chromium(width, height, **{"download.default_directory": str(downloads)})
         self.url = f"http://127.0.0.1:{server.port}/"
         self.requested: list[str] = []
         self.driver.get(self.url)
@@ -81,6 +60,10 @@ class Page:
         for (x, y), (next_x, next_y) in pairwise(PATH):
             chain.move_by_offset(next_x - x, next_y - y)
         chain.release().perform()
+
+    def lines(self) -> int:
+        """Return how many lines are on the paper."""
+        return int(self("paper").get_attribute("aria-label").split()[2])
 
     def name(self, text: str) -> None:
         self("name").clear()
@@ -147,8 +130,13 @@ def test_draw_teach_recognise_rename_undo_forget(open_page: Callable[..., Page],
     page.until(lambda: not page.answers("hebbian"), "nothing is drawn")
     page.draw(by=5)
     page.until(lambda: page.answers("hebbian")[:1] == ["hook"], "the hook is recognised")
+    assert page.lines() == 1
+    page.draw(by=-5)
+    assert page.lines() == 2
     page.click("teach-button")
     page.until(lambda: page.taught() == ["hook (2)"], "a second example is taught")
+    page.draw()
+    assert page.lines() == 1, "a new line begins a new drawing once the last one is taught"
     page.click("undo")
     page.until(lambda: page.taught() == ["hook"], "the second example is undone")
 
@@ -194,7 +182,15 @@ def test_ready_made_drawings(open_page: Callable[..., Page]) -> None:
     page.until(lambda: len(page.taught()) == 10, "ten characters are taught")
     page.until(lambda: page("test-all").is_enabled(), "all is taught")
     page.click("test-all")
-    page.until(lambda: "of 40" in page("score").text, "40 drawings are tested")
+    page.until(lambda: page("test-all").is_enabled(), "all is tested")
+    assert re.fullmatch(
+        r"Recognised among all 50: plain softmax \d+ of 40, Hebbian head \d+ of 40\.", page("score").text
+    )
+    assert re.search(r"of 40 characters .* plain softmax recognises \d+, the Hebbian head \d+\.", page("price").text)
+    # A visitor who draws while drawings are being tested loses the line, and nothing else happens.
+    page.click("test-all")
+    page.draw()
+    page.until(lambda: page("test-all").is_enabled(), "all is tested again")
 
 
 def test_a_curriculum_is_watched_live(open_page: Callable[..., Page]) -> None:
@@ -209,6 +205,7 @@ def test_a_curriculum_is_watched_live(open_page: Callable[..., Page]) -> None:
     page.click("pause")
     page.until(lambda: page("pause").text == "Resume", "it pauses")
     page("limit").clear()
+    page.click("change")  # the browser asks for a number
     page("limit").send_keys("7")
     page.click("change")
     page.until(lambda: "γ 0.2, T 7" in page("chart").text, "the change is marked")
@@ -223,6 +220,30 @@ def test_a_curriculum_is_watched_live(open_page: Callable[..., Page]) -> None:
     page.until(lambda: page("stop").is_enabled(), "it starts again")
     page.click("stop")
     page.until(lambda: page("curriculum-state").text == "Stopped.", "it stops")
+
+
+def test_a_server_that_ends_and_comes_back(play_cache: Path, tmp_path: Path) -> None:
+    with serving(play_cache) as client:
+        page = Page(client, tmp_path)
+    try:  # the server has ended
+        page.draw()
+        page.until(lambda: "is hebbian play still running?" in page("message").text, "the page says so")
+        with serving(play_cache, client.port) as again:
+            again.until_ready()
+            page.draw()
+            page.until(lambda: "reload the page" in page("message").text, "the page says what to do")
+            page.driver.refresh()
+            page.until_ready()
+            page.click("tab-watch")
+            page.click("start")
+            page.until(lambda: page("curriculum-state").text.startswith("Step"), "a curriculum runs", 90)
+        page.until(lambda: "is hebbian play still running?" in page("curriculum-state").text, "the page says so")
+        with serving(play_cache, client.port) as again:
+            again.until_ready()
+            page.until(lambda: "start it again" in page("curriculum-state").text, "the page says what to do")
+            assert not page("stop").is_enabled()
+    finally:
+        page.driver.quit()
 
 
 def test_phone_width_and_touch(open_page: Callable[..., Page]) -> None:

@@ -61,6 +61,25 @@ def test_the_hebbian_head_learns_by_one_write_and_leaves_other_rows(lesson: Less
     assert torch.equal(head.weight, before.weight)
 
 
+def test_a_first_write_is_the_centred_activation_alone(lesson: Lesson) -> None:
+    """The results of the page are those of this write, and not of the one by logits that trained heads have."""
+    mean = lesson.stage.hebbian.running.mean.clone()
+    lesson.teach([example(0)])
+    h = lesson.knowledge.embed(UNSEEN.images[:1, 0])[0]
+    cosine = F.cosine_similarity(lesson.stage.hebbian.weight[-1], h - mean, dim=0)
+    assert float(cosine) > 0.9999
+
+
+def test_a_review_counts_what_is_still_known(lesson: Lesson) -> None:
+    h = lesson.knowledge.embed(KNOWN.test[:, 0])
+    right = int((lesson.knowledge.head(h).argmax(dim=1) == torch.arange(lesson.known)).sum())
+    assert 0 < right <= lesson.known
+    assert lesson.review(h) == {"before": right, "plain": right, "hebbian": right}
+    lesson.teach([example(0)])
+    lesson.stage.plain.weight[-1] = 1000  # wins wherever all activations are positive
+    assert lesson.review(h.abs())["plain"] == 0
+
+
 def test_the_plain_head_takes_gradient_steps(lesson: Lesson) -> None:
     lesson.teach([example(0, steps=0)])
     start = lesson.stage.plain.weight.clone()

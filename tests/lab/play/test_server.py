@@ -1,5 +1,6 @@
 """The server from outside: who may use it, what it refuses, and that nothing refused changes anything."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +16,15 @@ from typing import Any
 
 import pytest
 
-from hebbian_softmax.lab.play.server import HEADERS, MOST_REQUESTS, MOST_SESSIONS, PAGE
+from hebbian_softmax.lab.play.server import (
+    HEADERS,
+    MOST_REQUESTS,
+    MOST_SESSIONS,
+    PAGE,
+    Curriculum,
+    Guard,
+    Service,
+)
 from tests.lab.play.toy import Client, blank, serving
 
 DRAWING = blank()
@@ -231,6 +240,45 @@ def test_saving_and_loading(server: Client) -> None:
     assert server.act(other, "load", lesson={"format": "pickle"})[0] == 400
     assert server.act(other, "save")[1] == saved
     assert server.act(other, "undo")[1]["taught"] == []
+
+
+def test_a_review_of_old_characters(server: Client, taught: str) -> None:
+    status, found = server.act(taught, "review")
+    assert status == 200
+    assert found["of"] == 40
+    assert all(0 <= found["right"][name] <= 40 for name in ("before", "plain", "hebbian"))
+
+
+def test_an_abandoned_curriculum_ends_while_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        service = Service(["true"], lambda values: ["true"], lambda: False)
+        monkeypatch.setattr("hebbian_softmax.lab.play.server.ALONE_SECONDS", 0.04)
+        for name in "ab":
+            service.curricula[name] = Curriculum(["sleep", "60"])
+            service.curricula[name].alone_since -= 1
+        stop = Curriculum.stop
+
+        async def stop_slowly(curriculum: Curriculum) -> None:
+            service.curricula[str(len(service.curricula))] = Curriculum(["true"])
+            await stop(curriculum)
+
+        monkeypatch.setattr(Curriculum, "stop", stop_slowly)
+        cleaner = asyncio.create_task(service._clean())
+        await asyncio.sleep(0.2)
+        assert not cleaner.done()
+        assert all(service.curricula[name].over for name in "ab")
+        cleaner.cancel()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("port", "host", "taken"), [(80, "localhost", True), (8517, "localhost", False)])
+def test_the_usual_port_may_be_left_out(port: int, host: str, taken: bool) -> None:
+    scope = {"type": "http", "method": "GET", "headers": [(b"host", host.encode())]}
+
+    async def nothing(scope: Any, receive: Any, send: Any) -> None: ...
+
+    assert (Guard(nothing, port).refusal(scope) is None) == taken
 
 
 def test_no_curriculum_is_a_clear_answer(server: Client) -> None:

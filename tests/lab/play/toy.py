@@ -117,10 +117,11 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(cache: Path) -> Iterator[Client]:
-    """Run a server in a process of its own."""
+def serving(cache: Path, port: int = 0) -> Iterator[Client]:
+    """Run a server in a process of its own, on any free port if none is given."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
         port = probe.getsockname()[1]
     environment = {"HEBBIAN_CACHE": str(cache), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [sys.executable, "-m", "tests.lab.play.toy", "serve", str(port)]

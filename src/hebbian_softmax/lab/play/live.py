@@ -130,7 +130,8 @@ def main() -> None:
     options: dict[str, Any] = {name: given[name] for name in ("steps", "gamma", "limit", "seed")}
     if given["images"] == "omniglot":
         options["data_root"] = given["data_root"]
-    settings = replace(source.settings(), device="cpu", **options)
+    # The demo's size also for Omniglot: checks come often enough to watch them.
+    settings = replace(source.settings(), filters=CurriculumSettings().filters, device="cpu", **options)
     serve(lambda: source.load(settings, True), settings)
 
 

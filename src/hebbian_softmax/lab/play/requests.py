@@ -134,6 +134,7 @@ RATE: Mapping[str, Check] = {"gamma": number(0, 1), "limit": whole(0, 100_000)}
 LESSON: Mapping[str, Mapping[str, Check]] = {
     "show": {},
     "recognise": {"drawing": drawing, "taught_only": flag},
+    "review": {},
     "teach": EXAMPLE,
     "forget": {"name": name},
     "rename": {"name": name, "new_name": name},

@@ -62,7 +62,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app = app
-        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        names = ("127.0.0.1", "localhost")
+        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())  # 80 may be left out
         self.origins = {f"http://{host}" for host in self.hosts}
         self.busy = 0
 
@@ -198,7 +199,7 @@ class Service:
     async def _clean(self) -> None:
         while True:
             await asyncio.sleep(ALONE_SECONDS / 4)
-            for curriculum in self.curricula.values():
+            for curriculum in list(self.curricula.values()):  # others may begin and end meanwhile
                 if curriculum.abandoned:
                     await curriculum.stop()
 

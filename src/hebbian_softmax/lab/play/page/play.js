@@ -23,8 +23,10 @@ async function call(path, body) {
   } catch {
     throw new Error("The server does not answer: is hebbian play still running?");
   }
-  const found = response.headers.get("Content-Type") === "application/octet-stream"
-    ? new Uint8Array(await response.arrayBuffer()) : await response.json();
+  const kind = response.headers.get("Content-Type");
+  if (response.ok && kind === "application/octet-stream") return new Uint8Array(await response.arrayBuffer());
+  if (kind !== "application/json") throw new Error(`The server is busy (status ${response.status}): try again in a moment.`);
+  const found = await response.json();
   if (!response.ok) throw new Error(found.error);
   return found;
 }
@@ -93,7 +95,8 @@ function paint(canvas, bytes) {
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-const paper = { strokes: [], made: null, pen: { x: 0.5, y: 0.5, down: false, shown: false } };
+// A finished drawing, taught or ready-made, goes away when the next line begins.
+const paper = { strokes: [], made: null, finished: false, pointer: null, pen: { x: 0.5, y: 0.5, down: false, shown: false } };
 
 function render() {
   const canvas = $("paper"), pen = canvas.getContext("2d"), side = canvas.width;
@@ -108,6 +111,8 @@ function render() {
     pen.lineWidth = 2;
     pen.strokeRect(paper.pen.x * side - 7, paper.pen.y * side - 7, 14, 14);
   }
+  const count = paper.strokes.length;
+  canvas.setAttribute("aria-label", `Drawing area, ${paper.made ? "a ready-made drawing" : count === 1 ? "1 line" : `${count} lines`}`);
 }
 
 function trace(pen, toX, toY, width) {
@@ -154,13 +159,15 @@ function changed() {
 
 function clearPaper() {
   paper.strokes = [];
-  paper.made = null;
+  paper.made = paper.pointer = null; // a line that is being drawn ends here
+  paper.finished = paper.pen.down = false;
   for (const button of document.querySelectorAll("#ready-made [aria-pressed=true]")) button.setAttribute("aria-pressed", "false");
 }
 
 function choose(bytes, button) {
   clearPaper();
   paper.made = bytes;
+  paper.finished = true;
   button?.setAttribute("aria-pressed", "true");
   changed();
 }
@@ -171,27 +178,30 @@ function place(event) {
   return { x: inside((event.clientX - box.left) / box.width), y: inside((event.clientY - box.top) / box.height) };
 }
 
+function beginLine(point) {
+  if (paper.finished) clearPaper();
+  paper.strokes.push([point]);
+}
+
 function listenToPen() {
   const canvas = $("paper");
-  let drawing = null;
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    if (paper.made) clearPaper();
+    beginLine(place(event));
     canvas.setPointerCapture(event.pointerId);
-    paper.pen.shown = false;
-    drawing = event.pointerId;
-    paper.strokes.push([place(event)]);
+    paper.pen.shown = paper.pen.down = false;
+    paper.pointer = event.pointerId;
     changed();
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (event.pointerId !== drawing) return;
+    if (event.pointerId !== paper.pointer) return;
     const moves = event.getCoalescedEvents?.() ?? [];
     paper.strokes.at(-1).push(...(moves.length ? moves : [event]).map(place));
     changed();
   });
   const lift = (event) => {
-    if (event.pointerId !== drawing) return;
-    drawing = null;
+    if (event.pointerId !== paper.pointer) return;
+    paper.pointer = null;
     announce();
   };
   canvas.addEventListener("pointerup", lift);
@@ -210,18 +220,16 @@ function drawByKeys(event) {
     pen.y = Math.min(1, Math.max(0, pen.y + step * down));
     if (pen.down) paper.strokes.at(-1).push({ x: pen.x, y: pen.y });
   } else if (event.key === " ") {
+    if (!pen.down) beginLine({ x: pen.x, y: pen.y });
     pen.down = !pen.down;
-    if (pen.down) {
-      if (paper.made) clearPaper();
-      paper.strokes.push([{ x: pen.x, y: pen.y }]);
-    } else announce();
+    paper.pointer = null;
+    if (!pen.down) announce();
   } else if (event.key === "Backspace") {
     paper.strokes.pop();
+    paper.pointer = null;
     pen.down = false;
-  } else if (event.key === "Delete") {
-    clearPaper();
-    pen.down = false;
-  } else return;
+  } else if (event.key === "Delete") clearPaper();
+  else return;
   event.preventDefault();
   pen.shown = true;
   changed();
@@ -255,10 +263,8 @@ async function look() {
   looking = false;
 }
 
-function recognise(drawing) {
-  const only = document.querySelector("[name=among]:checked").value === "taught" && state.taught.length > 0;
-  return lesson("recognise", { drawing, taught_only: only });
-}
+const taughtOnly = () => document.querySelector("[name=among]:checked").value === "taught" && state.taught.length > 0;
+const recognise = (drawing, only = taughtOnly()) => lesson("recognise", { drawing, taught_only: only });
 
 function nameOf(number) {
   return number < state.known.length ? state.known[number] : state.taught[number - state.known.length]?.name ?? "forgotten";
@@ -367,8 +373,10 @@ const manner = () => ({ steps: Number($("steps").value), replay: $("replay").che
 async function teach() {
   const bytes = pixels();
   if (bytes === null) throw new Error("Draw something first, or choose a ready-made drawing.");
-  showLesson(await lesson("teach", { name: $("name").value, drawing: toHex(bytes), ...manner() }));
-  say(`${$("name").value} is taught. Draw it again: is it recognised?`);
+  const name = $("name").value.trim(), { strokes } = paper;
+  showLesson(await lesson("teach", { name, drawing: toHex(bytes), ...manner() }));
+  if (paper.strokes === strokes) paper.finished = true;
+  say(`${name} is taught. Draw it again: is it recognised?`);
 }
 
 async function save() {
@@ -391,6 +399,7 @@ async function load() {
   } catch {
     throw new Error("This file is not a saved lesson: it is not JSON.");
   }
+  say("Loading the lesson …");
   showLesson(await lesson("load", { lesson: content }));
   say("The lesson is loaded.");
 }
@@ -430,22 +439,28 @@ async function teachAll() {
   say("The first drawing of each character is taught.");
 }
 
-// Shows the ready-made drawings that were not taught, and counts how many each head gets right.
+// Shows the ready-made drawings that were not taught, and counts how many each head gets right; then counts how many of
+// the characters that the network knew before are still recognised.
 async function testAll() {
   const rows = new Map(state.taught.map((each, number) => [each.name, { number: state.known.length + number, ...each }]));
-  const right = { plain: 0, hebbian: 0 };
+  const right = { plain: 0, hebbian: 0 }, only = taughtOnly();
+  const among = only ? `the ${rows.size} taught here` : `all ${$("all-count").textContent}`;
   let shown = 0;
+  $("price").textContent = "";
   for (const { name, drawings } of state.ready) {
     const row = rows.get(name);
     for (const drawing of row ? drawings.filter((each) => !row.drawings.includes(each)) : []) {
       choose(fromHex(drawing));
-      const found = await recognise(drawing);
+      const found = await recognise(drawing, only);
       shown += 1;
       for (const head of HEADS) right[head] += found.answers[head][0][0] === row.number;
-      $("score").textContent = HEADS.map((head) => `${TITLES[head]}: ${right[head]} of ${shown}`).join(". ");
+      $("score").textContent = `Recognised among ${among}: plain softmax ${right.plain} of ${shown}, Hebbian head ${right.hebbian} of ${shown}.`;
     }
   }
   if (!shown) throw new Error("Teach some of these characters first.");
+  const { right: kept, of } = await lesson("review");
+  $("price").textContent = `The price: of ${of.toLocaleString("en")} characters that the network had learned, ${kept.before} were `
+    + `recognised before the lesson. Now plain softmax recognises ${kept.plain}, the Hebbian head ${kept.hebbian}.`;
 }
 
 // ---- the curriculum --------------------------------------------------------------------------------------------
@@ -484,6 +499,10 @@ function watch() {
   on("finished", () => over(`Finished after ${total.toLocaleString("en")} steps.`));
   on("stopped", () => over("Stopped."));
   on("failed", (event) => over(event.error));
+  source.addEventListener("error", () => {
+    if (source.readyState === EventSource.CLOSED) over("The server no longer has this curriculum: start it again.");
+    else tell("The server does not answer: is hebbian play still running? Trying again …");
+  });
 }
 
 function showCheck(event) {
@@ -568,7 +587,7 @@ function listen() {
     watch();
   }));
   $("pause").addEventListener("click", doing(() => curriculum(paused ? "resume" : "pause")));
-  $("change").addEventListener("click", doing(() => curriculum("change", rate())));
+  $("change").addEventListener("click", doing(() => $("curriculum-form").reportValidity() && curriculum("change", rate())));
   $("stop").addEventListener("click", doing(() => curriculum("stop")));
   listenToPen();
 }
