@@ -1,0 +1,178 @@
+"""One trial: a method with its settings learns a task from a seed, and is asked."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from examples.recommender import Recommender, train_once, windows
+
+from benchmarks.recommend.baselines import Baseline, Neighbours, Popularity
+from benchmarks.recommend.data import (
+    Items,
+    Lesson,
+    Split,
+    by_time,
+    leave_one_out,
+    read_events,
+    read_sequences,
+    sequences_of,
+)
+from benchmarks.recommend.scores import BEST, Tally
+from hebbian_softmax import OnePassAdam
+
+WARMUP = 50
+"""The steps in which the learning rate rises."""
+SMALL_BATCH = 16
+"""The windows of a batch when a period is learned: there are few of them."""
+
+BEAUTY, MOVIELENS = "recommend/amazon-beauty.txt.xz", "recommend/movielens-100k.inter.xz"
+
+
+class Task(NamedTuple):
+    """A set of interactions, how it is divided, and the sizes that all methods share."""
+
+    split: Callable[[Path], Split]
+    length: int
+    """How many items a network reads at once."""
+    batch: int
+
+
+TASKS = {
+    "beauty": Task(lambda root: leave_one_out(read_sequences(root / BEAUTY)), 50, 256),
+    "movielens": Task(lambda root: leave_one_out(sequences_of(read_events(root / MOVIELENS))), 100, 64),
+    "movielens by time": Task(lambda root: by_time(read_events(root / MOVIELENS)), 100, 64),
+}
+"""Amazon Beauty has an order for each user and no dates, so it cannot be split by time."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A task, a method and its settings. Settings that a method does not use are left as they are."""
+
+    task: str
+    method: str
+    """plain, rule, popularity or neighbours."""
+    seed: int = 0
+    final: bool = False
+    """Whether the test is asked, too. Settings are chosen by trials that never see it."""
+    epochs: int = 30
+    learning_rate: float = 1e-3
+    dropout: float = 0.2
+    period_rate: float = 0.25
+    """The learning rate in later periods, as a share of the one in training."""
+    gamma: float = 0.1
+    limit: int = 100
+    start: int | str = "auto"
+    fade: bool = True
+    neighbours: int = 100
+    recent: int = 1000
+
+
+@cache
+def split_of(task: str, root: Path) -> Split:
+    """Return the divided interactions of a task, read once."""
+    return TASKS[task].split(root)
+
+
+def run(trial: Trial, root: Path, device: str, deadline: float) -> dict[str, Any]:
+    """Return the scores of a trial with the data below ``root``. Raise TimeoutError once ``time.time()`` is late."""
+    split, begun = split_of(trial.task, root), time.perf_counter()
+    torch.manual_seed(trial.seed)
+    learner = trained_learner(trial, split, device, deadline)
+    trained = time.perf_counter() - begun
+    tallies: dict[str, Tally] = {}
+    for period in split.periods:
+        if period.split == "test" and not trial.final:
+            break
+        recommended = learner.recommend(period.histories, BEST).numpy()
+        tallies.setdefault(period.split, Tally(split.items)).add(recommended, period)
+        if period.lessons:
+            learner.learn(period.lessons, period.items)
+        _check_time(deadline)
+    found = {name: tally.scores() for name, tally in tallies.items()}
+    seconds = {"training_seconds": trained, "seconds": time.perf_counter() - begun}
+    return {"given": asdict(trial)} | found | seconds | (learner.notes() if isinstance(learner, Network) else {})
+
+
+def trained_learner(trial: Trial, split: Split, device: str, deadline: float) -> Network | Baseline:
+    """Return the method of a trial, after training."""
+    baseline: Baseline
+    match trial.method:
+        case "plain" | "rule":
+            return Network(trial, split, device, deadline)
+        case "popularity":
+            baseline = Popularity(device)
+        case "neighbours":
+            baseline = Neighbours(device, trial.neighbours, trial.recent)
+        case _:
+            raise ValueError(f"method must be plain, rule, popularity or neighbours, got {trial.method!r}")
+    baseline.learn(split.train, split.items)
+    return baseline
+
+
+def work(todo: Any, done: Any, root: Path, device: str, deadline: float) -> None:
+    """Run the trials of the queue ``todo`` until it gives None; results go to ``done``, None for one out of time."""
+    torch.set_num_threads(1)
+    while (trial := todo.get()) is not None:
+        try:
+            done.put(run(trial, root, device, deadline))
+        except TimeoutError:
+            done.put(None)
+        except Exception:
+            done.put({"given": asdict(trial), "error": traceback.format_exc()[-2000:]})
+
+
+class Network:
+    """A recommender that is trained, and goes on learning after each period."""
+
+    def __init__(self, trial: Trial, split: Split, device: str, deadline: float) -> None:
+        self.task, self.trial = TASKS[trial.task], trial
+        rule = {name: getattr(trial, name) for name in ("gamma", "limit", "start", "fade")}
+        memorizing = trial.method == "rule"
+        self.model = Recommender(
+            split.items, length=self.task.length, dropout=trial.dropout, memorizing=memorizing, **rule
+        ).to(device)
+        self.optimizer = OnePassAdam(self.model.parameters(), lr=trial.learning_rate, head=self.model.head)
+        inputs, targets = self._windows(split.train)
+        total = trial.epochs * math.ceil(len(inputs) / self.task.batch)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / total))
+        )
+        for _ in range(trial.epochs):
+            train_once(self.model, self.optimizer, inputs, targets, self.task.batch, schedule)
+            _check_time(deadline)
+        for group in self.optimizer.param_groups:
+            group["lr"] = trial.period_rate * trial.learning_rate
+        self.steps = total
+
+    def recommend(self, histories: list[Items], k: int) -> torch.Tensor:
+        """Return the k items that are recommended after each history."""
+        return self.model.recommend(histories, k)
+
+    def learn(self, lessons: list[Lesson], items: int) -> None:
+        """Add the items that have arrived, and train once with what is new."""
+        arrived = items - self.model.head.num_classes
+        if arrived:
+            self.model.head.add_classes(arrived)
+        train_once(self.model, self.optimizer, *self._windows(lessons), SMALL_BATCH)
+
+    def notes(self) -> dict[str, Any]:
+        """Return what else a result says: the steps of training, and when writing began (-1: never)."""
+        settling = self.model.head.settling
+        return {"steps": self.steps, "began": None if settling is None else int(settling.began)}
+
+    def _windows(self, lessons: list[Lesson]) -> tuple[torch.Tensor, torch.Tensor]:
+        return windows([each.history for each in lessons], [each.fresh for each in lessons], self.task.length)
+
+
+def _check_time(deadline: float) -> None:
+    if time.time() > deadline:
+        raise TimeoutError("the time is over")
