@@ -1,6 +1,8 @@
 # make demo    see the effect on this machine
 # make test    the default test suite on all cores (PYTEST_ARGS="-m slow" for the long tests)
 # make lint    ruff and mypy
+# make docs    the documentation site, in build/site; every warning is an error
+# make package the wheel in dist/, tried in a new environment that has nothing else
 # make bench   CPU benchmarks, small shapes; their numbers go to runs/*.json
 # Each target makes .venv when it is missing: Python 3.11+ and make are all that is needed.
 
@@ -9,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs package bench clean
 
 demo: $(READY)
 	$(BIN)/hebbian compare glyphs
@@ -21,6 +23,16 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+package: $(READY)
+	rm -rf dist build/clean
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
+	$(PYTHON) -m venv build/clean
+	PIP_CONSTRAINT=constraints.txt build/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	build/clean/bin/python -I tests/clean_install.py README.md
 
 bench: $(READY)
 	mkdir -p runs

@@ -31,10 +31,10 @@ from hebbian_softmax import HebbianSoftmax
 
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain softmax": None,
-    "literal": {"scale": 1.0, "center": False},
-    "center": {"scale": 1.0, "center": True},
-    "match": {"scale": "match", "center": False},
-    "match+center": {"scale": "match", "center": True},
+    "literal": {"write": "literal"},
+    "center": {"write": "centred", "scale": 1.0},
+    "match": {"write": "literal", "scale": "match"},
+    "match+center": {"write": "centred"},
 }
 
 

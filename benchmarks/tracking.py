@@ -112,8 +112,7 @@ def written(weight: Tensor, h: Tensor, targets: Tensor, batch: int, gamma: float
         weight.shape[0],
         gamma=gamma,
         limit=10**9,
-        scale=1.0,
-        center=False,
+        write="literal",
         rate=ConstantRate(gamma) if constant else None,
     )
     with torch.no_grad():

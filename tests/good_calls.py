@@ -20,6 +20,10 @@ def a_head(**options: Any) -> hs.HebbianSoftmax:
     return hs.HebbianSoftmax(**({"in_features": 4, "num_classes": 6, "gamma": 0.1, "limit": 5} | options))
 
 
+def a_trained_head() -> hs.HebbianSoftmax:
+    return hs.HebbianSoftmax.from_linear(nn.Linear(4, 6), gamma=0.1, limit=5)
+
+
 def sgd(head: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(head.parameters(), lr=0.1)
 
@@ -67,6 +71,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "HebbianSoftmax.loss": lambda **changes: a_head().loss(**(BATCH | {"remember": False} | changes)),
     "HebbianSoftmax.remember": lambda **changes: a_head().eval().remember(**(BATCH | changes)),
     "HebbianSoftmax.memorize": lambda **changes: a_head().memorize(**(BATCH | changes)),
+    "HebbianSoftmax.calibrate": lambda **changes: a_trained_head().calibrate(**({"h": H} | changes)),
     "HebbianSoftmax.targets": lambda **changes: a_head().targets(**({"targets": Y} | changes)),
     "HebbianSoftmax.attach": attached_twice,
     "HebbianSoftmax.add_classes": lambda **changes: a_head().add_classes(**({"n": 2} | changes)),
@@ -93,6 +98,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "mix": with_defaults(memory.mix, model=LOG_PROB, cache=LOG_PROB, cache_weight=0.1, mbpa=LOG_PROB, mbpa_weight=0.1),
     "mix_memories": with_defaults(memory.mix_memories, model=LOG_PROB, memories={"cache": (LOG_PROB, 0.1)}),
+    "NewClasses": hs.NewClasses,
     "Euclidean": hs.Euclidean,
     "InnerProduct": hs.InnerProduct,
     "SVM": hs.SVM,

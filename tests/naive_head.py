@@ -18,11 +18,12 @@ from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_exact
-from tests.oracle import IGNORED, Oracle, paper_rate
+from tests.oracle import IGNORED, AlongTheMean, Oracle, paper_rate
 
-SETTLED = 0.7
 HORIZON = 100
 """A running value is a plain average of this many batches; after them it forgets."""
+RECENT, CAUGHT_UP, LEAST_FIT = 10, 0.8, 0.2
+"""Of the fit: the batches of the shorter mean, the share of it that the longer one must reach, and the least fit."""
 
 
 class State(Enum):
@@ -76,13 +77,14 @@ class Graph:
 
 @dataclass(eq=False)
 class Running:
-    """The running values that ``center`` and ``scale="match"`` need."""
+    """The running values of activations and rows."""
 
     mean: Tensor
     rows: float = 0.0
     activations: float = 0.0
     row_batches: int = 0
     batches: int = 0
+    along: AlongTheMean = field(default_factory=AlongTheMean)
 
     def see_rows(self, rows: list[Tensor]) -> None:
         if rows:
@@ -108,8 +110,15 @@ class Settling:
     features: int
     memories: dict[int, Tensor] = field(default_factory=dict)
     fit: float = 0.0
+    recent: float = 0.0
     batches: int = 0
     began: int = -1
+
+    @classmethod
+    def of(cls, head: HebbianSoftmax) -> Settling | None:
+        """Return the model of a head that has seen nothing yet; None for one that does not wait for this."""
+        own = head.settling
+        return None if own is None else cls(head.in_features, {}, float(own.fit), float(own.recent), int(own.batches))
 
     def see(self, h: Tensor, targets: list[int], counts: list[int], running: Running) -> None:
         """Take in a batch; counts and running values are those before it."""
@@ -126,8 +135,10 @@ class Settling:
             self.memories[i] = memory + max(1 / (counts[i] + 1), 0.1) * (mean - memory)
         if cosines:
             self.batches += 1
-            self.fit += (sum(cosines) / len(cosines) - self.fit) / min(self.batches, HORIZON)
-            if self.fit >= SETTLED:
+            found = sum(cosines) / len(cosines)
+            self.fit += (found - self.fit) / min(self.batches, HORIZON)
+            self.recent += (found - self.recent) / min(self.batches, RECENT)
+            if self.batches >= HORIZON and self.fit >= max(CAUGHT_UP * self.recent, LEAST_FIT):
                 self.began = running.batches + 1
 
 
@@ -141,7 +152,8 @@ class NaiveHead:
     oracle: Oracle
     running: Running
     scale: float | str
-    center: bool
+    how: str
+    """literal, centred or across."""
     start: int | str
     fade: bool
     settling: Settling | None
@@ -183,10 +195,10 @@ class NaiveHead:
             Oracle(head.num_classes, head.gamma, head.limit),
             Running(torch.zeros(head.in_features, dtype=torch.float64)),
             head.scale,
-            head.center,
+            head.write,
             head.start,
             head.fade,
-            Settling(head.in_features) if head.start == "auto" else None,
+            Settling.of(head),
             [0] * head.num_classes,
         )
 
@@ -324,7 +336,13 @@ class NaiveHead:
         else:
             assert isinstance(self.start, int)
             begun = running.batches >= self.start
-        center = running.mean if self.center else torch.zeros_like(running.mean)
+        center = running.mean if self.how != "literal" else torch.zeros_like(running.mean)
+        counts, limit = self.oracle.counts, self.oracle.limit
+        if self.how == "across":
+            rare = [theta[i] for i in sorted(set(targets.tolist())) if 0 < counts[i] < limit]
+            running.along.see(running.mean, running.activations, rare)
+            firsts = [count == 0 for count in counts]
+            self.oracle.target = lambda i, mean, row: running.along.kept(mean, row, firsts[i])
         if self.scale == "match":
             first = running.row_batches == 0
             familiar = [i for i, count in enumerate(self.oracle.counts) if count and (first or i in targets)]
@@ -390,7 +408,7 @@ class NaiveHead:
             oracle,
             running,
             self.scale,
-            self.center,
+            self.how,
             self.start,
             self.fade,
             copy.deepcopy(self.settling),
@@ -424,6 +442,10 @@ class NaiveHead:
         self._near(head.running.norms[1], norms[1], "the running norm of activations")
         running.mean = head.running.mean.double().clone()
         running.rows, running.activations = head.running.norms.tolist()
+        assert int(head.running.along_batches) == running.along.batches
+        usual = torch.tensor(running.along.usual, dtype=torch.float64)
+        self._near(head.running.along, usual, "the component of rare rows along the mean", of=self.dtype)
+        running.along.usual = float(head.running.along)
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
             self.parameters[name] = parameter.detach().double().clone()
@@ -445,11 +467,13 @@ class NaiveHead:
         assert head.settling is not None
         assert int(head.settling.batches) == own.batches
         # The fit may be at the threshold: its rounding then decides whether writing begins.
-        assert int(head.settling.began) == own.began or abs(own.fit - SETTLED) < 1e-5
+        threshold = max(CAUGHT_UP * own.recent, LEAST_FIT)
+        assert int(head.settling.began) == own.began or abs(own.fit - threshold) < 1e-5
         own.began = int(head.settling.began)
         # A cosine of differences that nearly vanish has few digits.
         assert float(head.settling.fit) == pytest.approx(own.fit, abs=1e-3)
-        own.fit = float(head.settling.fit)
+        assert float(head.settling.recent) == pytest.approx(own.recent, abs=1e-3)
+        own.fit, own.recent = float(head.settling.fit), float(head.settling.recent)
         for i, memory in enumerate(head.settling.memory):
             expected = own.memories.get(i, torch.zeros_like(memory, dtype=torch.float64))
             self._near(memory, expected, f"the memory of class {i}")

@@ -20,6 +20,30 @@ def paper_rate(count: int, gamma: float, limit: int) -> float:
     return max(1.0 if count == 0 else 1.0 / count, gamma)
 
 
+class AlongTheMean:
+    """What a write across the mean activation leaves alone: the component of a row along it."""
+
+    def __init__(self) -> None:
+        self.usual, self.batches = 0.0, 0
+        self.unit: Tensor | None = None
+
+    def see(self, mean: Tensor, norm: float, rare_rows: list[Tensor]) -> None:
+        """Take in the mean and the mean norm of centred activations before a batch, and its rows of rare classes."""
+        size = sum(float(x) ** 2 for x in mean) ** 0.5
+        self.unit = mean / size if size > 0.05 * norm else None
+        if self.unit is not None and rare_rows:
+            self.batches += 1
+            found = sum(float(row @ self.unit) for row in rare_rows) / len(rare_rows)
+            self.usual += (found - self.usual) / min(self.batches, 100)
+
+    def kept(self, target: Tensor, row: Tensor, first: bool) -> Tensor:
+        """Return what is written for a class: with its row's component, or on its first occurrence with the usual."""
+        if self.unit is None:
+            return target
+        wanted = self.usual if first and self.batches else float(row @ self.unit)
+        return target + (wanted - float(target @ self.unit)) * self.unit
+
+
 class Oracle:
     """The counts c of Algorithm 1, and its update of θ after the gradient step."""
 
@@ -29,6 +53,8 @@ class Oracle:
         self.rate: Callable[[int, int], float] = lambda count, n: paper_rate(count, gamma, limit)
         self.factor: Callable[[int], float] = lambda i: 1.0
         """What the rate of class i is multiplied by."""
+        self.target: Callable[[int, Tensor, Tensor], Tensor] = lambda i, mean, row: mean
+        """What is written for class i, given the mean of its activations and its row."""
 
     def update(self, theta: Tensor, h: Tensor, y: Tensor) -> Tensor:
         """Return θ_{t+1} for θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
@@ -41,7 +67,7 @@ class Oracle:
                 for j in range(len(y)):
                     if int(y[j]) == i:
                         mean += h[j].to(theta.dtype) / n
-                new[i] = rate * mean + (1 - rate) * theta[i]
+                new[i] = rate * self.target(i, mean, theta[i]) + (1 - rate) * theta[i]
             self.counts[i] += n
         return new
 

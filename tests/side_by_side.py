@@ -60,6 +60,9 @@ class SideBySide:
         torch.manual_seed(0)
         self.options = {"gamma": 0.3} | options
         self.head = HebbianSoftmax(FEATURES, classes, dtype=dtype, **self.options)
+        if self.head.settling is not None:  # as if most of the batches had come that writing waits for
+            self.head.settling.batches.fill_(98)
+            self.head.settling.fit.fill_(0.5)
         self.model = NaiveHead.of(self.head)
         self.losses: list[Loss] = []
         self.held: list[Held] = []

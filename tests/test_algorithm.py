@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def literal_head(**options: object) -> HebbianSoftmax:
-    settings = {"gamma": 0.2, "limit": 12, "scale": 1.0, "center": False, "dtype": torch.float64} | options
+    settings = {"gamma": 0.2, "limit": 12, "write": "literal", "dtype": torch.float64} | options
     return HebbianSoftmax(FEATURES, CLASSES, **settings)
 
 

@@ -88,7 +88,7 @@ def test_grown_training_equals_training_that_had_the_rows_from_the_start() -> No
 
 
 def test_with_a_graph_alive_and_gradients_pending() -> None:
-    head, optimizer = attached_head(lr=0.0, bias=True, scale=1.0, center=False)
+    head, optimizer = attached_head(lr=0.0, bias=True, write="literal")
     h = torch.randn(1, 4)
     alive = head.loss(torch.randn(2, 4), torch.tensor([0, 1]))  # never backpropagated, and kept
     head.loss(h, torch.tensor([3])).backward()

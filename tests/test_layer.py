@@ -90,7 +90,7 @@ def test_loss_may_be_changed_in_place() -> None:
 
 
 def test_dropout_is_for_the_loss_and_not_for_the_memory() -> None:
-    head = HebbianSoftmax(64, 3, dropout=0.5, gamma=0.1, limit=10, scale=1.0, center=False)
+    head = HebbianSoftmax(64, 3, dropout=0.5, gamma=0.1, limit=10, write="literal")
     optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
     head.attach(optimizer)
     h, y = torch.randn(1, 64, requires_grad=True), torch.tensor([1])
@@ -105,7 +105,7 @@ def test_dropout_is_for_the_loss_and_not_for_the_memory() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_memorize_writes_at_once_and_leaves_pending_alone(training: bool) -> None:
-    head, optimizer = attached_head(lr=0.0, scale=1.0, center=False, dtype=torch.float64)
+    head, optimizer = attached_head(lr=0.0, write="literal", dtype=torch.float64)
     oracle = Oracle(6, 0.3, 9)
     waiting, y_waiting = torch.randn(2, 4, dtype=torch.float64), torch.tensor([0, 5])
     head.loss(waiting, y_waiting).backward()
@@ -137,7 +137,7 @@ def test_memorizing_false_stops_the_writes_and_goes_on_counting() -> None:
 
 
 def test_counting_goes_on_after_the_limit_and_rows_are_left_alone() -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=3, scale=1.0, center=False)
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=3, write="literal")
     for seen in range(6):
         before = head.weight.detach().clone()
         head.memorize(torch.randn(1, 4), torch.tensor([2]))
@@ -176,7 +176,7 @@ BAD_ARGUMENTS = [
     ({"dropout": 1.5}, ValueError, "dropout"),
     ({"scale": "max"}, ValueError, 'scale must be "match" or a number'),
     ({"scale": float("inf")}, ValueError, "scale"),
-    ({"center": 1}, TypeError, "center must be True or False"),
+    ({"write": "central"}, ValueError, "write must be one of 'literal', 'centred', 'across'"),
     ({"objective": "hinge"}, ValueError, "objective"),
     ({"rate": 0.5}, TypeError, "rate must be a callable"),
     ({"rate": lambda c, n: 0.5}, ValueError, "one λ for each"),
@@ -227,7 +227,7 @@ def test_bad_reduction() -> None:
 
 
 def test_non_finite_activations_are_left_out_counted_and_told_of() -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, scale=1.0, center=False)
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, write="literal")
     assert head.nonfinite == 0
     h = torch.randn(4, 4)
     h[1, 2], h[3, 0] = torch.nan, torch.inf
@@ -277,7 +277,7 @@ def test_no_infinity_is_written_and_running_values_stay_finite(dtype: torch.dtyp
 
 
 def test_a_value_too_large_for_the_weight_leaves_the_row() -> None:
-    head = HebbianSoftmax(4, 6, dtype=torch.float16, scale=4.0, center=False, **OK)
+    head = HebbianSoftmax(4, 6, dtype=torch.float16, write="literal", scale=4.0, **OK)
     before = head.weight.detach().clone()
     head.memorize(torch.full((1, 4), 3e4, dtype=torch.float16), torch.tensor([3]))
     assert torch.equal(head.weight, before)

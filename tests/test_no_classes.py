@@ -99,7 +99,7 @@ def test_growing_from_nothing_is_algorithm_1() -> None:
     """New rows are the head's own; from then on it is the paper's loop on a plain layer with these rows."""
     backbone, twin = (nn.Linear(3, 4).double() for _ in range(2))
     twin.load_state_dict(backbone.state_dict())
-    head = HebbianSoftmax(4, 0, scale=1.0, center=False, dtype=torch.float64, **OK)
+    head = HebbianSoftmax(4, 0, write="literal", dtype=torch.float64, **OK)
     optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
     linear, oracle = nn.Linear(4, 1, bias=False).double(), Oracle(0, 0.3, 9)

@@ -158,7 +158,7 @@ def test_fewer_rows_than_neighbours_and_a_lonely_class(objective: str) -> None:
 
 @pytest.mark.parametrize("objective", ["l2", "ip", "svm", "smax"])
 def test_the_head_mixes_the_objectives_answer(objective: str) -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, scale=1.0, center=False, dtype=torch.float64)
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, write="literal", dtype=torch.float64)
     head.counts.fill_(2)  # λ = 0.5
     old, h = head.weight.detach().clone(), torch.randn(2, 4, dtype=torch.float64)
     classes = torch.tensor([1, 4])
@@ -174,7 +174,7 @@ def test_a_callable_of_ones_own() -> None:
         calls.append((h.shape, rows.shape, classes.tolist(), weight.shape))
         return -h
 
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, scale=1.0, center=False)
+    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, write="literal")
     h = torch.randn(3, 4)
     head.memorize(h, torch.tensor([5, 0, 5]))
     assert calls == [((2, 4), (2, 4), [0, 5], (6, 4))]

@@ -65,7 +65,7 @@ adam_or_slowly_both = pytest.mark.parametrize("name", ["adam", pytest.param("rms
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "match": {},
-    "literal": {"scale": 1.0, "center": False},
+    "literal": {"write": "literal"},
     "sphere": {"objective": InnerProduct(2.0)},
     "callable": {"rate": lambda c, n: n / (1.0 + c + n)},
 }
@@ -314,7 +314,7 @@ def test_the_write_comes_after_the_whole_step_of_a_subclass(hooked: bool, device
 
     if hooked:
         Inner([torch.zeros(1)])  # from now on its step runs hooks itself
-    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, scale=1.0, center=False, device=device)
+    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, write="literal", device=device)
     optimizer = Shrinking(head.parameters(), head=head)
     h = torch.randn(1, FEATURES, device=device)
     head.loss(h, torch.tensor([3], device=device)).backward()

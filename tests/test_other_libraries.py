@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ pytestmark = [
 ]
 
 OK = {"gamma": 0.1, "limit": 20}
+SMALL: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2
+}  # fmt: skip
+"""A network of transformers that a test can train."""
 
 
 def llama(tied: bool = False):
@@ -36,15 +41,7 @@ def llama(tied: bool = False):
             self.post_init()
 
     config = transformers.LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_labels=7,
-        pad_token_id=0,
-        tie_word_embeddings=tied,
+        **SMALL, num_key_value_heads=2, num_labels=7, pad_token_id=0, tie_word_embeddings=tied
     )
     return transformers.LlamaForCausalLM(config), WithHead, Classifier
 

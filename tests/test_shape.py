@@ -101,6 +101,29 @@ def test_the_library_does_not_import_the_lab() -> None:
             assert not [other for other, _, _ in imported(module) if f"{other}.".startswith(f"{LAB}.")], module
 
 
+OPTIONAL = {
+    "triton": {"_triton", "gpu"},
+    "faiss": {"mbpa"},
+    "numpy": {"sklearn"},
+    "sklearn": {"sklearn"},
+    "transformers": {"hf"},
+}
+"""The packages that the library uses where they are installed, and the modules or folders that may import them."""
+
+
+def test_the_library_imports_only_torch() -> None:
+    found = set()
+    for module in MODULES_BY_NAME:
+        if f"{module}.".startswith(f"{LAB}."):
+            continue
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {NAME, "torch"}
+                found |= {(each, module) for each in packages if not OPTIONAL.get(each, set()) & set(module.split("."))}
+    assert not found, found
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 

@@ -59,7 +59,7 @@ def test_a_batch_of_nobody_has_loss_zero(reduction: str, classes: int) -> None:
 def test_the_class_with_more_than_half_is_memorised(ignore_index: int) -> None:
     half = torch.tensor([0.5, 0.5, 0, 0, 0, 0], dtype=torch.float64)
     above = torch.tensor([0.5 + 1e-6, 0.5 - 1e-6, 0, 0, 0, 0], dtype=torch.float64)
-    head, optimizer = attached_head(lr=0.0, scale=1.0, center=False, dtype=torch.float64, ignore_index=ignore_index)
+    head, optimizer = attached_head(lr=0.0, write="literal", dtype=torch.float64, ignore_index=ignore_index)
     oracle = Oracle(6, 0.3, 9)
     for _ in range(4):
         soft = torch.cat([half[None], above[None], probabilities(10, 6)])

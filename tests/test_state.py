@@ -67,7 +67,8 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = HebbianSoftmax(4, 6, bias=True, **OK)
-    memory = ["counts", "since_start", "nonfinite_count", "filled", "running.mean", "running.norms", "running.batches"]
+    running = [f"running.{name}" for name in ("mean", "norms", "along", "batches", "along_batches")]
+    memory = ["counts", "since_start", "nonfinite_count", "filled", *running]
     assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 
@@ -287,7 +288,7 @@ def test_a_compiled_model_recompiles_after_growth() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor uses what torch deprecates
 @pytest.mark.slow
 def test_compiled_by_inductor() -> None:
-    model, optimizer = attached_classifier(scale=1.0, center=False)
+    model, optimizer = attached_classifier(write="literal")
     compiled = torch.compile(model)
     for _ in range(3):
         optimizer.zero_grad()

@@ -106,6 +106,32 @@ def starts(common: Given, seed: int, **options: Any) -> list[Given]:
     return [named(common, usual, options, start=start, seed=seed) for start in STARTS]
 
 
+def paired(common: Given, seeds: range) -> list[Given]:
+    """Return what the first runs left open, beside plain softmax, on several seeds."""
+    timing: Given = {"fade": True, "first": True, "caught_up": 0.8}
+    centred: Given = {"write": "centred", "gamma": 0.1, "limit": 100, **timing}
+    across: Given = {"write": "across", "gamma": 0.2, "limit": 100, "base": "rare", **timing}
+    others: list[Given] = [
+        centred,
+        centred | {"gamma": 0.2},
+        across,
+        across | {"gamma": 0.3},
+        across | {"soft": 4.0},
+        across | {"base": False},
+        centred | {"rate": "polynomial", "gamma": 3.0, "floor": 0.05},
+    ]
+    return [named(common, each, seed=seed) for seed in seeds for each in ({}, *others)]
+
+
+def dropouts(common: Given, seed: int) -> list[Given]:
+    """Return the rule over plain softmax's grid of dropout."""
+    usual: Given = {
+        "write": "across", "gamma": 0.2, "limit": 100, "base": "rare", "fade": True, "first": True, "caught_up": 0.8
+    }  # fmt: skip
+    grid = product((0.3, 0.5), (0.3, 0.4, 0.5, 0.6))
+    return [named(common, usual, input_dropout=before, output_dropout=after, seed=seed) for before, after in grid]
+
+
 ALL_WRITES, TWO_WRITES = ("literal", "centred", "across"), ("centred", "across")
 RATES = ((0.05, 100), (0.2, 100), (0.05, 20), (0.05, 300))
 PLANS: dict[str, Callable[[], list[Given]]] = {
@@ -121,6 +147,10 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-starts": lambda: starts(NOVELS, 100),
     "strong-plain": lambda: plain(STRONG, 100, recurrent_dropout=(0.3, 0.5), input_dropout=(0.4, 0.6)),
     "transformer-plain": lambda: plain(TRANSFORMER, 100, residual_dropout=(0.2, 0.4), learning_rate=(5e-4, 1e-3)),
+    "wikitext-paired": lambda: paired(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 105)),
+    "reuters-paired": lambda: paired(REUTERS | {"output_dropout": 0.4}, range(101, 105)),
+    "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
+    "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "novels-five": lambda: [
         named(NOVELS, {"epochs": 5.0}, seed=100),
         *(named(NOVELS, {"epochs": 5.0}, trial, seed=100) for trial in _LONG),

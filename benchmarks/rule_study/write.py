@@ -22,6 +22,8 @@ HORIZON = 100
 """Running values are plain averages of the first 100 batches, and forget with rate 1/100 after them."""
 SMALL_MEAN = 0.05
 """Below this share of the mean norm of the activations, their mean has no direction, and P = I."""
+RECENT, LEAST_FIT = 10, 0.2
+"""The batches of a recent mean, and the fit below which activations say too little of their class to be written."""
 SAMPLED = 1024
 """The classes on which it is measured whether features have settled."""
 
@@ -33,11 +35,16 @@ class Variant:
     write: str = "none"
     """none, literal, centred or across."""
     rate: str = "annealed"
-    """annealed: max(1/c, γ) while c < T; constant: γ while c < T; kalman: a gain with drift γ, for ever or to T."""
+    """annealed: max(1/c, γ); constant: γ; polynomial: γ/(c - 1 + γ), at least ``floor``, a mean that weighs late
+    occurrences more; kalman: a gain with drift γ. Each while c < T."""
     counted: str = "always"
     """always: c counts every occurrence; start: those since writing began."""
     gamma: float = 0.05
     limit: float = 100
+    floor: float = 0.0
+    """The least λ of a polynomial rate below T."""
+    soft: float = 0.0
+    """Let λ fall as 1/(1 + (c/T) to this power) in place of ending at T."""
     limit_per_step: float = 0.0
     """T is at least this times the steps so far, so that it stands for a frequency in long trainings."""
     start: float = 0.0
@@ -46,6 +53,8 @@ class Variant:
     """The steps after which writing begins, where nobody knows how long training will be."""
     settled: float = 0.0
     """Begin once the second of the fits, cos(h - m, memory - m), has reached this; 0 does not wait."""
+    caught_up: float = 0.0
+    """Begin once that fit has risen no further: it is at least this times its mean of the last ten batches."""
     stop: float = 1.0
     fade: bool = False
     """Multiply λ by lr / highest lr."""
@@ -53,12 +62,15 @@ class Variant:
     """Let the first write of a class keep λ = 1 while λ fades."""
     average: float = 0.0
     """Write the running mean of a class's activations, which forgets with this rate, in place of the batch's mean."""
+    shorten: float = 0.0
+    """Write a memory of n occurrences n / (n + this) times as long, because a mean of few is mostly chance."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
     """Leave classes that never occurred out of the softmax."""
-    base: bool = False
-    """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen."""
+    base: bool | str = False
+    """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
+    "rare" to the running mean of that of the batches' rows that were seen fewer than T times."""
     shrink: bool = False
     """Multiply the optimizer's first moment of a written row by 1 - λ."""
     gate: float = 0.0
@@ -75,6 +87,8 @@ class Rule:
         self.counts, self.since = zeros(classes), zeros(classes)
         self.variance = zeros(classes)
         """Of a class's row, in units of the scatter of its activations; kalman only."""
+        self.held = zeros(classes) + 1e-9
+        """The number of occurrences whose plain mean would vary as much as what was written of a class."""
         self.mean, self.mean_norm, self.row_norm = zeros(features), zeros(()), zeros(())
         self.batches, self.row_batches, self.lr, self.progress = (zeros(()) for _ in range(4))
         self.begun = zeros(())
@@ -89,6 +103,10 @@ class Rule:
         """The mean activation of each sampled class, each occurrence with rate max(1/c, 0.1)."""
         self.fits = zeros(3)
         """Running values over the sampled classes of a batch: cos(h - m, row), cos(h - m, memory - m), and share."""
+        self.base, self.base_batches = zeros(()), zeros(())
+        """The component along m of rows that were seen a few times."""
+        self.recent = zeros(())
+        """The second of the fits over the last ten batches."""
 
     def before_loss(self, targets: Tensor) -> Tensor | None:
         """Return the additive term that leaves out classes which never occurred, if that is wanted."""
@@ -140,9 +158,17 @@ class Rule:
         v, weight = self.variant, self.weight
         scale = self.row_norm / self.mean_norm.clamp(min=1e-9)
         scale = torch.where((self.row_batches == 0) | (v.write == "literal"), 1.0, scale)
-        self.begun.copy_(torch.maximum(self.begun, (self.fits[1] >= v.settled).to(n.dtype)))
+        settled = self.fits[1] >= v.settled
+        if v.caught_up:
+            rises = (self.fits[1] < v.caught_up * self.recent) | (self.fits[1] < LEAST_FIT)
+            settled = settled & ~rises & (self.batches >= HORIZON)
+        self.begun.copy_(torch.maximum(self.begun, settled.to(n.dtype)))
         on = (self.progress >= v.start) & (self.progress <= v.stop) & (self.batches > v.start_step)
         on = on * self.begun
+        rate = self._rate(n, seen)
+        if v.shorten:
+            self.held.copy_(torch.where(seen, 1 / ((1 - rate) ** 2 / self.held + rate**2 / per_class), self.held))
+            memories = memories * (self.held / (self.held + v.shorten))[:, None]
         away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
@@ -150,10 +176,15 @@ class Rule:
             along = away @ direction
             if v.base:
                 known, current = self.counts > 0, weight @ direction
-                usual = (current * known).sum() / known.sum().clamp(min=1)
-                along -= (usual - current) * (~known & known.any())
+                usual, is_known = (current * known).sum() / known.sum().clamp(min=1), known.any()
+                if v.base == "rare":
+                    rare = seen & known & (self.counts < v.limit)
+                    self.base_batches += rare.any()
+                    share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
+                    self.base.lerp_((current * rare).sum() / rare.sum().clamp(min=1), share)
+                    usual, is_known = self.base, self.base_batches > 0
+                along -= (usual - current) * (~known & is_known)
             away -= along[:, None] * direction
-        rate = self._rate(n, seen)
         if v.surprise:
             sure = torch.zeros_like(n).index_add_(0, targets, (-nll).exp()) / per_class
             rate = rate * (1 - sure).clamp(min=0) ** v.surprise
@@ -169,9 +200,12 @@ class Rule:
     def _rate(self, n: Tensor, seen: Tensor) -> Tensor:
         v = self.variant
         before = self.since if v.counted == "start" else self.counts
-        below = before < (self.batches * v.limit_per_step).clamp(min=v.limit)
+        limit = (self.batches * v.limit_per_step).clamp(min=v.limit)
+        below = 1 / (1 + (before / limit) ** v.soft) if v.soft else (before < limit).to(n.dtype)
         if v.rate == "constant":
             return v.gamma * below
+        if v.rate == "polynomial":
+            return (v.gamma * n / (before + v.gamma * n).clamp(min=1e-9)).clamp(min=v.floor) * below
         if v.rate == "kalman":
             # Rows drift from where they should be while the network learns: by gamma² of the scatter at the highest lr.
             self.variance += v.gamma**2 * (self.lr / self.peak) ** 2
@@ -191,5 +225,7 @@ class Rule:
         cosines = [(torch.cosine_similarity(h, each, dim=1) * here).sum() / number for each in (rows, memory)]
         found = torch.stack([*cosines, here.float().mean()])
         self.fits.copy_(torch.where(here.any(), self.fits.lerp(found, share), self.fits))
+        lately = self.recent.lerp(found[1], share.clamp(min=1 / RECENT))
+        self.recent.copy_(torch.where(here.any(), lately, self.recent))
         rate = (1 / (self.counts[at] + 1)).clamp(min=0.1) * seen[at]
         self.memory.lerp_(means[at], rate[:, None])

@@ -1,6 +1,7 @@
 """Softmax layers that memorise: fast learning of rare and new classes."""
 
 from hebbian_softmax.attach.attachment import Attachment
+from hebbian_softmax.calibration import NewClasses
 from hebbian_softmax.distributed import prepare_fsdp
 from hebbian_softmax.layer import HebbianSoftmax
 from hebbian_softmax.loss import linear_cross_entropy, linear_log_prob, linear_topk
@@ -24,6 +25,7 @@ __all__ = [
     "InverseCountRate",
     "MbPA",
     "NeuralCache",
+    "NewClasses",
     "OnePassAdam",
     "OnePassRMSprop",
     "PaperRate",

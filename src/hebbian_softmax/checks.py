@@ -14,6 +14,7 @@ from hebbian_softmax import _torch
 if TYPE_CHECKING:
     from hebbian_softmax.rule import Rate
 
+WRITES = ("literal", "centred", "across")
 _PROBABILITIES = "that are not class indices must be probabilities, none negative and with the sum 1 over the classes"
 
 
@@ -63,6 +64,13 @@ def check_scale(scale: Any) -> float | str:
     if not math.isfinite(value):
         raise ValueError(f'scale must be "match" or a finite number, got {scale!r}')
     return value
+
+
+def check_write(write: Any) -> str:
+    """Return ``write`` if it names a way to write."""
+    if write not in WRITES:
+        raise ValueError(f"write must be one of {', '.join(map(repr, WRITES))}, got {write!r}")
+    return str(write)
 
 
 def check_start(start: Any, most: int) -> int | str:
@@ -118,6 +126,12 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int, classes: int | Non
         raise ValueError(f"targets must be on the device of h, {h.device}, got {targets.device}")
     flat = h.reshape(-1, features)
     return flat, targets.reshape(flat.shape[0], targets.shape[-1]) if soft else targets.reshape(-1).long()
+
+
+def check_activations(h: Tensor, features: int) -> Tensor:
+    """Return activations (..., features) as (N, features), if they are such."""
+    targets = torch.zeros(h.shape[:-1], dtype=torch.int64, device=h.device) if isinstance(h, Tensor) else h
+    return check_batch(h, targets, features=features)[0]
 
 
 def check_probabilities(targets: Tensor) -> None:

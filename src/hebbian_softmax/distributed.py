@@ -42,6 +42,19 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
 
     A head inside a sharded root (``fully_shard(model)`` only, as tied weights need) gathers its rows with the root and
     does not need this.
+
+    >>> from hebbian_softmax import HebbianSoftmax
+    >>> from torch.distributed.fsdp import fully_shard
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: no arguments
+    >>> head = fully_shard(HebbianSoftmax(8, 100, gamma=0.1, limit=50), mesh=dist.init_device_mesh("cpu", (1,)))
+    >>> prepare_fsdp(head)
+    >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    >>> handle = head.attach(optimizer)
+    >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
+    >>> optimizer.step()
+    >>> head.counts[[3, 14, 15]].tolist()
+    [2, 1, 1]
+    >>> dist.destroy_process_group()
     """
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
@@ -195,6 +208,13 @@ def resolve_group(
     return None if group is None or dist.get_world_size(group) == 1 else group
 
 
+def group_of_batch(head: HebbianSoftmax, weight: Tensor) -> dist.ProcessGroup | None:
+    """Return the group whose ranks form the batch of a call without an optimizer's step; None in a single process."""
+    if head.attachment is not None:
+        return head.attachment.group()
+    return resolve_group(head, weight, None) if is_sharded(weight) else None
+
+
 def groups_of_shards(weight: DTensor) -> list[dist.ProcessGroup]:
     """Return the groups over which the rows are spread: one, or with ``shard_rows`` and FSDP2 both two."""
     mesh = weight.device_mesh
@@ -248,6 +268,14 @@ def check_same_batch(mesh: DeviceMesh, classes: Tensor, n: Tensor) -> None:
             "the ranks that share the rows were given different targets, and must see the same batches; choose batches "
             'by the rank in the other mesh dimension, mesh["batch"].get_local_rank()'
         )
+
+
+def join_activations(h: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the activations (N, features) of all ranks, in the order of the ranks, of which some may have none."""
+    sizes = _all_gather(torch.tensor([h.shape[0]], device=h.device), group).squeeze(1).tolist()
+    padded = h.new_zeros(max(sizes), h.shape[1])
+    padded[: h.shape[0]] = h
+    return torch.cat([part[:size] for part, size in zip(_all_gather(padded, group), sizes, strict=True)])
 
 
 def _all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hebbian_softmax._torch import is_sharded, own_parameter
-from hebbian_softmax.checks import check_weight
+from hebbian_softmax.checks import check_integer, check_weight
 from hebbian_softmax.distributed import fsdp_modules, live_modules, wrapped_by_ddp
 from hebbian_softmax.state import ensure_filled, follow_weight
 
@@ -53,8 +53,13 @@ _holders: dict[int, _Holders] = {}
 """By the ``id`` of the parameter."""
 
 
-def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Append ``n`` rows to weight, bias, counts, their gradients and the optimizers' per-row state."""
+def grow(head: HebbianSoftmax, n: int, optimizer: torch.optim.Optimizer | None) -> None:
+    """Append ``n`` rows to weight, bias, counts, their gradients and the per-row state of the optimizers."""
+    n = check_integer("n", n, 1)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    attached = None if head.attachment is None else head.attachment.optimizer()
+    optimizers = {id(each): each for each in (optimizer, attached) if each is not None}.values()
     ensure_filled(head)
     follow_weight(head)
     weight = check_weight(head)
@@ -71,9 +76,8 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
     pending = None if head.attachment is None else head.attachment.pending
     if pending is not None:
         pending.drop_cleared()
-    new_rows = nn.init.kaiming_uniform_(weight.new_empty(n, head.in_features), a=math.sqrt(5))  # as in nn.Linear
-    new_bias = weight.new_zeros(n)
     with torch.no_grad():
+        new_rows, new_bias = _new_rows(head, weight, n)
         for parameter, rows in zip(parameters, (new_rows, new_bias), strict=False):
             old = parameter.shape[0]
             _extend(parameter, rows.to(parameter.dtype))
@@ -89,6 +93,15 @@ def grow(head: HebbianSoftmax, n: int, optimizers: list[torch.optim.Optimizer]) 
         _follow(module, weight.shape[0])
     if pending is not None:
         pending.note_gradient()  # which is a new tensor
+
+
+def _new_rows(head: HebbianSoftmax, weight: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return ``n`` rows and biases: in a trained head those of a very unlikely class, else those of a new head."""
+    if head.calibration is None:
+        new_rows = nn.init.kaiming_uniform_(weight.new_empty(n, head.in_features), a=math.sqrt(5))  # as in nn.Linear
+        return new_rows, weight.new_zeros(n)
+    row, constant = head.calibration.unseen(weight, head.bias, head.new_classes)
+    return row.expand(n, -1), constant.expand(n)
 
 
 def appended(tensor: Tensor, rows: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hebbian_softmax import _torch, checks, state
 from hebbian_softmax.attach import targets as target_context
-from hebbian_softmax.attach.attachment import Attachment, warn_unattached
+from hebbian_softmax.attach.attachment import Attachment, attach_to, warn_unattached
 from hebbian_softmax.attach.frozen import WeightInUse
-from hebbian_softmax.distributed import check_rows_at_hand, resolve_group, weight_to_write
+from hebbian_softmax.calibration import Calibration, NewClasses, check_new_classes
+from hebbian_softmax.distributed import check_rows_at_hand, group_of_batch, weight_to_write
 from hebbian_softmax.growth import grow
 from hebbian_softmax.loss.api import cross_entropy
 from hebbian_softmax.loss.checks import Options, check_same_dtype
@@ -25,7 +26,7 @@ from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
 from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
-from hebbian_softmax.write import write
+from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.running import RunningStatistics
 from hebbian_softmax.write.settling import Settling
@@ -56,16 +57,18 @@ class HebbianSoftmax(nn.Linear):
             before dropout.
         objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable, which decides what is written for an
             activation; see :mod:`hebbian_softmax.objectives`.
+        write: ``"literal"``: activations as they are, the paper's rule. ``"centred"``: without their running mean.
+            ``"across"``: the same, and rows stay as they are along that mean, where they say how likely a class is.
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
-            norm of the activations, both as running values.
-        center: whether to subtract the running mean of the activations from what is written.
+            norm of the activations, both as running values. By default 1 for literal writes and else ``"match"``.
         start: the number of batches before steps begin to write, or ``"auto"``: once features have settled
             (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile.
         fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
             first write of a class after ``start`` does not fade.
+        new_classes: how classes that are added to a trained head are written; see :mod:`hebbian_softmax.calibration`.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
-    ``scale=1.0, center=False`` is the paper's literal rule.
+    ``write="literal"`` is the paper's rule.
 
     >>> backbone = nn.Linear(20, 8)
     >>> head = HebbianSoftmax(8, 1000, gamma=0.1, limit=50)
@@ -100,10 +103,11 @@ class HebbianSoftmax(nn.Linear):
         bias: bool = False,
         dropout: float = 0.0,
         objective: str | Objective = "l2",
-        scale: float | str = "match",
-        center: bool = True,
+        write: str = "centred",
+        scale: float | str | None = None,
         start: int | str = 0,
         fade: bool = False,
+        new_classes: NewClasses | None = None,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -115,17 +119,21 @@ class HebbianSoftmax(nn.Linear):
         rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
-        scale, center = checks.check_scale(scale), checks.check_flag("center", center)
+        write = checks.check_write(write)
+        scale = checks.check_scale((1.0 if write == "literal" else "match") if scale is None else scale)
         start, fade = checks.check_start(start, LARGEST_COUNT), checks.check_flag("fade", fade)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
         self._gamma, self._limit, self.rate = gamma, limit, rate
         self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
-        self.scale, self.center, self.start, self.fade = scale, center, start, fade
+        self.write, self.scale, self.start, self.fade = write, scale, start, fade
+        self.new_classes = check_new_classes(new_classes)
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
         for name, shape in (("counts", (num_classes,)), ("since_start", (num_classes,)), ("nonfinite_count", ())):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64, device=self.weight.device))
+        self.calibration: Calibration | None = None
+        """What a trained head knows about its activations; None in a head that is trained from scratch."""
         self.register_buffer("filled", state.signature(self.weight.device))
         like: Any = {"device": self.weight.device, "dtype": accumulation_dtype(self.weight)}
         self.running = RunningStatistics(in_features, **like)
@@ -361,21 +369,8 @@ class HebbianSoftmax(nn.Linear):
         is initialised) form one batch, and every one of them must step. Copies and unpickled heads are not attached;
         neither are copies of the optimizer.
         """
-        if self._attachment is not None:
-            made_with_it = getattr(optimizer, "head", None) is self and self._attachment.optimizer() is optimizer
-            if self._attachment.active and made_with_it and process_group is None:
-                return self._attachment
-            if self._attachment.active and not checks.check_flag("replace", replace):
-                raise RuntimeError(
-                    "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
-                    "one, and so does head.detach()"
-                )
-        state.ensure_filled(self)
-        state.follow_weight(self, attaching=True)
-        attachment = Attachment(self, optimizer, process_group)  # first: if it raises, the old one stays
-        self.detach()
-        self._attachment = attachment
-        return attachment
+        self._attachment = attach_to(self, optimizer, process_group, replace)
+        return self._attachment
 
     def detach(self) -> None:
         """Undo :meth:`attach`: steps no longer write, and what is pending is forgotten. Without one, do nothing."""
@@ -387,13 +382,27 @@ class HebbianSoftmax(nn.Linear):
         """Write activations into the rows of their classes now, without an optimizer and in any mode; counts advance.
 
         What is pending stays pending; ``start`` and ``fade`` do not matter. With DDP or sharded rows all ranks call it.
+        A trained head that has seen no more activations than it has features sees these first, as in :meth:`calibrate`.
         """
         state.ensure_filled(self)
         flat, flat_targets = self.batch_to_memorize(h, targets)
         weight = weight_to_write(self)
-        of_shards = resolve_group(self, weight, None) if _torch.is_sharded(weight) else None
-        group = of_shards if self._attachment is None else self._attachment.group()
+        group = group_of_batch(self, weight)
+        trained.prepare(self, flat, flat_targets, weight, group)
         write(self, [Activations(flat, flat_targets)], weight, group)
+
+    def calibrate(self, h: Tensor) -> None:
+        """Let the head see activations (..., features) of any classes, so that it can write new classes well.
+
+        A trained head (:meth:`from_linear`) needs this before it memorises; without it, the first activations that
+        are memorised serve. A few thousand are enough, and each costs as much as a prediction. A head that was trained
+        from scratch counts as trained from now on.
+        """
+        state.ensure_filled(self)
+        state.follow_weight(self)
+        flat, weight = checks.check_activations(h, self.in_features), weight_to_write(self)
+        checks.check_same_place(weight, h)
+        trained.calibrate(self, flat, weight, group_of_batch(self, weight))
 
     def forget(self, attachment: Attachment) -> None:
         """Let go of an attachment that is removed."""
@@ -409,12 +418,7 @@ class HebbianSoftmax(nn.Linear):
         On a CPU there is then memory for an eighth more rows, so that adding single classes copies the matrix rarely.
         A gradient that was made since the last growth is copied; clear it first if it is no longer needed.
         """
-        n = checks.check_integer("n", n, 1)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        attached = self._attachment.optimizer() if self._attachment is not None else None
-        found = {id(each): each for each in (optimizer, attached) if each is not None}
-        grow(self, n, list(found.values()))
+        grow(self, n, optimizer)
 
     def reset_parameters(self) -> None:
         """Initialise the head anew, and forget what was counted."""
@@ -423,25 +427,18 @@ class HebbianSoftmax(nn.Linear):
         if hasattr(self, "counts"):  # nn.Linear calls this before there are counts
             self.reset_memory()
 
-    @torch.no_grad()
     def reset_memory(self, counts: Tensor | int = 0) -> None:
         """Set the counts, one number or one for each class, and forget the running values; the rows stay.
 
         ``reset_memory(head.limit)`` says that the rows come from a trained layer. A head on the meta device whose
         buffers were neither loaded nor initialised needs this call.
         """
-        self.counts.copy_(state.check_counts(counts, self.num_classes))
+        state.reset(self, counts)
         self._nonfinite_told = 0
-        self.since_start.zero_()
-        self.nonfinite_count.zero_()
-        self.running.reset()
-        if self.settling is not None:
-            self.settling.reset(begun=bool(self.counts.any()))
-        self.filled.copy_(state.signature(self.filled.device))
 
     def center_of_activations(self) -> Tensor:
         """Return what is subtracted from activations before they are written."""
-        return self.running.mean if self.center else torch.zeros_like(self.running.mean)
+        return self.running.mean if self.write != "literal" else torch.zeros_like(self.running.mean)
 
     def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
@@ -453,7 +450,7 @@ class HebbianSoftmax(nn.Linear):
             rate += f", rate={self.rate!r}"
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, {rate}, bias={self.bias is not None}, "
-            f"dropout={self.dropout:g}, objective={self.objective!r}, scale={self.scale!r}, center={self.center}, "
+            f"dropout={self.dropout:g}, objective={self.objective!r}, write={self.write!r}, scale={self.scale!r}, "
             f"start={self.start!r}, fade={self.fade}"
         )
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from hebbian_softmax.checks import check_integer, check_number
 
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``(h, rows, classes, weight) -> w*``, as this module describes it."""
 
 
 def project(w: Tensor, radius: float) -> Tensor:
@@ -52,7 +53,14 @@ def _check_positive(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Euclidean:
-    """``l2``: w* = h̄, Algorithm 1 itself. ``radius`` adds the ball of section 3.3: w* = h̄ projected into it."""
+    """``l2``: w* = h̄, Algorithm 1 itself. ``radius`` adds the ball of section 3.3: w* = h̄ projected into it.
+
+    >>> h, weight, classes = torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([0])
+    >>> Euclidean()(h, weight[classes], classes, weight)
+    tensor([[3., 4.]])
+    >>> Euclidean(radius=2.5)(h, weight[classes], classes, weight)
+    tensor([[1.5000, 2.0000]])
+    """
 
     radius: float | None = None
 
@@ -66,7 +74,12 @@ class Euclidean:
 
 @dataclass(frozen=True)
 class InnerProduct:
-    """``ip``: w* = radius · h̄ / ‖h̄‖, the point of the ball with the largest inner product (0 for h̄ = 0)."""
+    """``ip``: w* = radius · h̄ / ‖h̄‖, the point of the ball with the largest inner product (0 for h̄ = 0).
+
+    >>> h, weight, classes = torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([0])
+    >>> InnerProduct(radius=10)(h, weight[classes], classes, weight)
+    tensor([[6., 8.]])
+    """
 
     radius: float = 10.0
 
@@ -116,6 +129,11 @@ class SVM(_Ascent):
 
     g jumps where wᵀθ_j crosses ε, so a step can lower g. Therefore the best point of the path, including its start, is
     returned. The paper gives no values for ξ and ε; ξ = 1/32 makes the penalty the mean over the 32 neighbours.
+
+    >>> h, weight, classes = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0])
+    >>> w = SVM(xi=1.0)(h, weight[classes], classes, weight)  # The row of class 1 takes away its direction.
+    >>> w.tolist()[0][0] > w.tolist()[0][1]
+    True
     """
 
     xi: float = 1 / 32
@@ -157,6 +175,11 @@ class SparseSoftmax(_Ascent):
 
     log g has the same argmax as g and is concave. It is L-smooth with L = max_j ‖θ_j − θ̄‖² over the near rows. The step
     is 1/L unless ``step_size`` is given, so every step raises log g, and enough steps reach the optimum.
+
+    >>> h, weight, classes = torch.tensor([[1.0, 1.0]]), torch.eye(3)[:, :2], torch.tensor([0])
+    >>> w = SparseSoftmax(radius=2.0)(h, weight[classes], classes, weight)  # The row of class 1 is the second axis.
+    >>> w.tolist()[0][0] > w.tolist()[0][1]
+    True
     """
 
     step_size: float | None = None

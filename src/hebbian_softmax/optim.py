@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hebbian_softmax.attach.attachment import Attachment
     from hebbian_softmax.write.gpu.update import Update
 
+__all__ = ["OnePassAdam", "OnePassRMSprop"]
+
 _NOT_OFFERED = ("momentum", "centered", "amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
 """Options of torch's optimizers that change the result, which this one lacks and a loaded state may ask for."""
 
@@ -270,6 +272,14 @@ class OnePassAdam(OnePass):
     r"""``torch.optim.Adam`` (without AMSGrad) in one pass over each large parameter.
 
     ``head`` is as in :class:`OnePassRMSprop`; the other arguments are those of Adam.
+
+    >>> from hebbian_softmax import HebbianSoftmax
+    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> optimizer = OnePassAdam(head.parameters(), lr=1e-3, head=head)
+    >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
+    >>> optimizer.step()
+    >>> head.counts[[3, 14, 15]].tolist()
+    [2, 1, 1]
     """
 
     _moments = ("exp_avg", "exp_avg_sq")

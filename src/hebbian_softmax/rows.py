@@ -27,6 +27,12 @@ class RowPart:
     """The rows of a matrix that this rank holds: the classes ``start`` … ``start + rows - 1`` of ``total``.
 
     The parts of the ranks follow each other in the order of the group, and need not be equally large.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: no arguments
+    >>> part = RowPart.of(torch.randn(5, 8))
+    >>> part.start, part.rows, part.total
+    (0, 5, 5)
+    >>> dist.destroy_process_group()
     """
 
     group: dist.ProcessGroup

@@ -68,6 +68,9 @@ class InclusiveRate:
     """Equation 4 with a count that includes the batch: λ = max(1/(c + n), γ) · 1{c + n < T}.
 
     A new class that appears n times in its first batch starts at λ = 1/n, so its initial row keeps a part.
+
+    >>> InclusiveRate(gamma=0.25, limit=10)(torch.tensor([0, 0, 2, 8]), torch.tensor([1, 2, 1, 2]))
+    tensor([1.0000, 0.5000, 0.3333, 0.0000], dtype=torch.float64)
     """
 
     gamma: float
@@ -83,7 +86,11 @@ class InclusiveRate:
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """λ = value, always or (with ``limit``) while c < limit: the first alternative of section 3.1."""
+    """λ = value, always or (with ``limit``) while c < limit: the first alternative of section 3.1.
+
+    >>> ConstantRate(0.5, limit=10)(torch.tensor([0, 9, 10]), torch.ones(3, dtype=torch.int64))
+    tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
+    """
 
     value: float
     limit: int | None = None
@@ -100,7 +107,11 @@ class ConstantRate:
 
 @dataclass(frozen=True)
 class InverseCountRate:
-    """λ = 1/c, always or (with ``limit``) while c < limit: pure annealing, the second alternative of section 3.1."""
+    """λ = 1/c, always or (with ``limit``) while c < limit: pure annealing, the second alternative of section 3.1.
+
+    >>> InverseCountRate()(torch.tensor([0, 1, 2, 100]), torch.ones(4, dtype=torch.int64))
+    tensor([1.0000, 1.0000, 0.5000, 0.0100], dtype=torch.float64)
+    """
 
     limit: int | None = None
 

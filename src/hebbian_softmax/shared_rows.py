@@ -39,6 +39,18 @@ def shard_rows(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
     ``mesh`` is a mesh of its own or a dimension of a larger one, such as ``mesh["rows"]`` of
     ``init_device_mesh("cuda", (4, 2), mesh_dim_names=("batch", "rows"))``. The model may then be sharded over the other
     dimension with ``fully_shard(model, mesh=mesh["batch"])``.
+
+    >>> from hebbian_softmax import HebbianSoftmax
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: no arguments
+    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> shard_rows(head, dist.init_device_mesh("cpu", (1,)))
+    >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    >>> handle = head.attach(optimizer)
+    >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
+    >>> optimizer.step()
+    >>> head.counts[[3, 14, 15]].tolist()
+    [2, 1, 1]
+    >>> dist.destroy_process_group()
     """
     from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax._torch import is_sharded, own_parameter
+from hebbian_softmax.calibration import Calibration
+from hebbian_softmax.objectives import Euclidean
 from hebbian_softmax.rule import LARGEST_COUNT
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ _log = logging.getLogger("hebbian_softmax")
 
 _SIGNATURE = (173 << 8, 211 << 8, 139 << 8, 229 << 8)
 """The constant in the buffer ``filled``. It survives a cast to bfloat16 or float16, and memory garbage differs."""
+
+_CALIBRATION = "calibration."
 
 _OF_TRANSFORMERS = "_is_hf_initialized"
 """The attribute with which transformers marks modules, parameters and buffers that it has loaded or initialised."""
@@ -69,6 +73,26 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.reset_memory(new_counts)
+
+
+@torch.no_grad()
+def reset(head: HebbianSoftmax, counts: Tensor | int) -> None:
+    """Set the counts and forget the running values; a head whose rows are all familiar is a trained one from now on."""
+    head.counts.copy_(check_counts(counts, head.num_classes))
+    head.since_start.zero_()
+    head.nonfinite_count.zero_()
+    head.running.reset()
+    if head.settling is not None:
+        head.settling.reset(begun=bool(head.counts.any()))
+    trained = head.num_classes > 0 and not head.counts.is_meta and bool((head.counts >= head.limit).all())
+    head.calibration = _new_calibration(head) if trained else None
+    head.filled.copy_(signature(head.filled.device))
+
+
+def _new_calibration(head: HebbianSoftmax) -> Calibration | None:
+    """Return an empty calibration; None where the settings ask for another write than the usual one."""
+    usual = head.scale == "match" and head.write != "literal" and head.objective == Euclidean() and head.limit > 0
+    return Calibration(torch.ones_like(head.counts, dtype=torch.bool)) if usual else None
 
 
 def ensure_filled(head: HebbianSoftmax) -> None:
@@ -153,10 +177,9 @@ def check_counts(counts: Tensor | int, classes: int) -> Tensor:
 
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
     """Check that ``state`` fits before anything is copied; complete the state of a plain ``nn.Linear``."""
-    ours = {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
     _check_bias(head, state, prefix)
-    for key, tensor in ours.items():
-        value = state.get(key)
+    for key, tensor in _keyed(head, prefix).items():
+        value = None if key.startswith(prefix + _CALIBRATION) else state.get(key)
         if isinstance(value, Tensor) and value.shape != tensor.shape:
             raise ValueError(
                 f"{key} of the loaded state has shape {tuple(value.shape)}, the head's has {tuple(tensor.shape)}; "
@@ -169,6 +192,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
         state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
+        for name in ("along", "along_batches"):  # nor did it write across the mean
+            state.setdefault(f"{prefix}running.{name}", torch.zeros_like(getattr(head.running, name), device="cpu"))
         _adopt_settling(head, state, prefix)
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
@@ -176,7 +201,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             f"{prefix}filled of the loaded state is not the constant that every head saves, so the counts beside it "
             "are memory garbage; load a state that was saved from a head with values"
         )
-    others = (prefix + "weight", prefix + "bias", prefix + "filled")
+    _adopt_calibration(head, state, prefix)
+    ours, others = _keyed(head, prefix), (prefix + "weight", prefix + "bias", prefix + "filled")
     memory = {key for key in ours if key not in others and not key.startswith(prefix + "settling.")}
     if prefix + "weight" in state and filled is None and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
@@ -184,6 +210,8 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
             state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
+        if head.calibration is not None:
+            state[prefix + _CALIBRATION + "familiar"].fill_(True)
         _adopt_settling(head, state, prefix)
     if memory <= state.keys():  # of a plain layer, saved before there was the constant, or whole
         state[prefix + "filled"] = signature(state[prefix + "counts"].device)
@@ -205,6 +233,22 @@ def _adopt_settling(head: HebbianSoftmax, state: dict[str, Any], prefix: str) ->
         fresh = type(head.settling)(head.in_features, head.num_classes, device="cpu", dtype=head.running.mean.dtype)
         fresh.reset(begun)
         state.update({own + name: value for name, value in fresh.state_dict().items()})
+
+
+def _keyed(head: HebbianSoftmax, prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in head.state_dict(keep_vars=True).items()}
+
+
+def _adopt_calibration(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
+    """Give the head a calibration if the state has one, or is that of a plain ``nn.Linear``; else let it have none."""
+    names = {key.removeprefix(prefix) for key in state if key.startswith(prefix)}
+    if "weight" not in names:
+        return
+    calibration = _new_calibration(head) if names <= {"weight", "bias"} else None
+    if any(name.startswith(_CALIBRATION) for name in names):
+        calibration = Calibration(torch.zeros_like(head.counts, dtype=torch.bool))
+        calibration.fit_to(state, prefix + _CALIBRATION, head.in_features)
+    head.calibration = calibration
 
 
 def _check_bias(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:

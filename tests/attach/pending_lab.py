@@ -17,7 +17,7 @@ class Lab:
     """A head, its optimizer, and the oracle's rows beside it."""
 
     def __init__(self, lr: float = 0.1, frozen: bool = False, **options: object) -> None:
-        settings = {"gamma": 0.3, "limit": 100, "scale": 1.0, "center": False, "dtype": torch.float64} | options
+        settings = {"gamma": 0.3, "limit": 100, "write": "literal", "dtype": torch.float64} | options
         self.head = HebbianSoftmax(FEATURES, CLASSES, **settings)
         self.head.weight.requires_grad_(not frozen)
         self.model = nn.Sequential(nn.Linear(3, FEATURES).double(), self.head)

@@ -193,7 +193,7 @@ def test_a_whole_model_is_copied_with_its_training() -> None:
 
 def test_tied_to_an_embedding() -> None:
     embedding = nn.Embedding(6, 4)
-    head = HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    head = HebbianSoftmax(4, 6, write="literal", **OK)
     head.weight = embedding.weight
     model = nn.ModuleList([embedding, head])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -206,7 +206,7 @@ def test_tied_to_an_embedding() -> None:
 
 def test_parameter_groups_decay_and_clipping() -> None:
     """The write lands on top of whatever the step did, in whichever group the weight is."""
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, scale=1.0, center=False, **OK)
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, write="literal", **OK)
     optimizer = torch.optim.AdamW(
         [{"params": net.parameters()}, {"params": [head.bias]}, {"params": [head.weight], "weight_decay": 0.5}], lr=0.1
     )
@@ -222,7 +222,7 @@ def test_parameter_groups_decay_and_clipping() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_writes_full_precision(dtype: torch.dtype) -> None:
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, scale=1.0, center=False, **OK)
+    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, write="literal", **OK)
     optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
     with torch.autocast("cpu", dtype):
@@ -256,7 +256,7 @@ def test_fp16_autocast_with_a_scaler_learns() -> None:
 
 
 def test_changing_dtype_mid_training() -> None:
-    head, optimizer = attached_head(scale=1.0, center=False)
+    head, optimizer = attached_head(write="literal")
     train(head, optimizer)
     head.double()
     train(head, optimizer, (2, 3))
@@ -354,7 +354,7 @@ class Shrinking(torch.optim.SGD):
 
 def test_the_write_comes_after_the_whole_step_of_a_subclass() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # from now on SGD.step itself runs hooks
-    head, optimizer = attached_head(Shrinking, scale=1.0, center=False)
+    head, optimizer = attached_head(Shrinking, write="literal")
     h = torch.randn(1, 4)
     head.loss(h, torch.tensor([3])).backward()
     optimizer.step()

@@ -214,7 +214,7 @@ def test_folding_changes_nothing_but_memory() -> None:
     results = []
     for rows in (4, 10_000):
         torch.manual_seed(5)
-        lab = Lab(scale="match", center=True)
+        lab = Lab(write="centred")
         lab.handle.pending.fold_rows = rows
         for _ in range(4):
             lab.optimizer.zero_grad()

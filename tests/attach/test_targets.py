@@ -39,7 +39,7 @@ def test_one_call_in_the_context_is_memorised() -> None:
 
 def test_it_equals_loss() -> None:
     torch.manual_seed(0)
-    one, other = Lab(scale="match", center=True), Lab(scale="match", center=True)
+    one, other = Lab(write="centred"), Lab(write="centred")
     other.model.load_state_dict(one.model.state_dict())
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.tensor([1, 2, 1, 0, 0, 5, 1])
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_buffers_that_are_refilled_before_the_backward_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 def test_inductor_reuses_the_memory_of_the_activations() -> None:
-    head = HebbianSoftmax(64, 64, gamma=0.3, limit=100, scale=1.0, center=False)
+    head = HebbianSoftmax(64, 64, gamma=0.3, limit=100, write="literal")
     model = nn.Sequential(nn.Linear(16, 64), head)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     head.attach(optimizer)

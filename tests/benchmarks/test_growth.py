@@ -9,6 +9,7 @@ import torch
 from benchmarks import growth
 
 
+@pytest.mark.slow
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--classes", "20", "--features", "4", "--calls", "5", "--threads", str(torch.get_num_threads())]
     growth.main([*small, "--json", str(tmp_path / "found.json")])

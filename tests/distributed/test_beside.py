@@ -248,7 +248,7 @@ def write_in_bfloat16(setup: Setup, x: Tensor, targets: Tensor, how: str) -> tup
 
 @pytest.mark.parametrize("how", ["root", "head"])
 def test_mixed_precision_writes_the_full_precision_shard(pool: Pool, how: str) -> None:
-    setup = Setup(dtype=torch.float32, head={"scale": 1.0, "center": False}, counts=(3,) * 7)
+    setup = Setup(dtype=torch.float32, head={"write": "literal"}, counts=(3,) * 7)
     [[[(x, _)]]] = make_steps(setup, [3], steps=1)
     (h, before, after), other = pool.run(2, write_in_bfloat16, setup, x, torch.tensor([2, 2, 2]), how)
     assert h.dtype == torch.bfloat16

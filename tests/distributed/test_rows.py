@@ -110,7 +110,7 @@ def some_ignored(rank: int, drawn: Tensor) -> Tensor:
             ("rows", [5], 2, {}, Options),
             ("rows-head", [3, 4], 2, {}, Options),
             ("rows-ddp", [3, 4], 2, {}, Options),
-            ("rows", [5], 2, {"scale": 1.0, "center": False}, Options),
+            ("rows", [5], 2, {"write": "literal"}, Options),
             ("rows-root", [3, 4], 2, {"scale": 0.5, "objective": "ip"}, Options),
         ),
     ],

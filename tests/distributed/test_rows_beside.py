@@ -213,7 +213,7 @@ def test_kernels_step_the_rows_of_each_rank(pool: Pool, how: str, sizes: list[in
 
 @slow
 def test_mixed_precision_writes_the_full_precision_shard(pool: Pool) -> None:
-    setup = Setup(dtype=torch.float32, head={"scale": 1.0, "center": False}, counts=(3,) * 7)
+    setup = Setup(dtype=torch.float32, head={"write": "literal"}, counts=(3,) * 7)
     [[[(x, _)]]] = make_steps(setup, [3], steps=1)
     (h, before, after), *others = pool.run(4, write_in_bfloat16, setup, x, torch.tensor([2, 2, 2]), "rows-root")
     assert h.dtype == torch.bfloat16

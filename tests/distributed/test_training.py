@@ -21,22 +21,29 @@ clearing = pytest.mark.parametrize("set_to_none", [True, False])
 
 
 @pytest.mark.parametrize(
-    ("scale", "center", "optimizer"),
+    ("scale", "write", "optimizer"),
     [
-        (1.0, False, "sgd"),
-        (0.5, True, "adam"),
-        ("match", False, "sgd"),
-        ("match", True, "adam"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1.0, False, "adam"), (0.5, True, "sgd")]),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("match", False, "adam"), ("match", True, "sgd")]),
+        (1.0, "literal", "sgd"),
+        (0.5, "centred", "adam"),
+        ("match", "across", "sgd"),
+        ("match", "across", "adam"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                (1.0, "literal", "adam"),
+                (0.5, "across", "sgd"),
+                ("match", "literal", "adam"),
+                ("match", "centred", "sgd"),
+            ]
+        ),
     ],
 )
 @every_way
 @two_or_three
 def test_equals_one_process(
-    pool: Pool, world_size: int, how: str, scale: float | str, center: bool, optimizer: str
+    pool: Pool, world_size: int, how: str, scale: float | str, write: str, optimizer: str
 ) -> None:
-    setup = Setup(head={"scale": scale, "center": center, "bias": True}, optimizer=optimizer)
+    setup = Setup(head={"scale": scale, "write": write, "bias": True}, optimizer=optimizer)
     alone = check(pool, how, setup, [4] * world_size)
     assert alone["head.counts"].sum() == 16 * world_size
     assert alone["head.counts"].max() > 6  # a class went past the limit

@@ -34,13 +34,13 @@ def launch_everything() -> None:
     h, y = torch.randn(96, 200), torch.arange(96) % 50
     heads: list[dict[str, Any]] = [
         {"start": 1, "fade": True},
-        {"start": "auto"},
+        {"start": "auto", "write": "across"},
         {
             "objective": InnerProduct(),
             "dtype": torch.bfloat16,
             "rate": lambda c, n: torch.full_like(c, 0.5, dtype=torch.float64),
         },
-        {"objective": Euclidean(1.0), "scale": 1.0, "center": False, "dtype": torch.float16},
+        {"objective": Euclidean(1.0), "write": "literal", "dtype": torch.float16},
     ]
     for options in heads:
         head = HebbianSoftmax(200, 50, gamma=0.1, limit=9, **options)
@@ -53,7 +53,7 @@ def launch_everything() -> None:
             optimizer.step()
             any_nonzero(head.weight.grad)
             head.attachment.remove()
-    wide = HebbianSoftmax(16_384, 3, gamma=0.1, limit=1)
+    wide = HebbianSoftmax(16_384, 3, gamma=0.1, limit=1, write="across")
     wide.memorize(torch.randn(96, 16_384), y % 3)
     lone = HebbianSoftmax(1, 1, gamma=0.1, limit=1)
     lone.memorize(h[:, :1], torch.zeros_like(y))

@@ -9,6 +9,7 @@ from torch import Tensor
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.write.running import HORIZON
 from tests.heads import assert_same_bits, unchanged
+from tests.oracle import AlongTheMean
 
 FEATURES, CLASSES = 8, 12
 
@@ -24,10 +25,13 @@ class SlowStatistics:
     def __init__(self) -> None:
         self.mean, self.activations, self.rows = torch.zeros(FEATURES, dtype=torch.float64), 0.0, 0.0
         self.batches, self.row_batches = 0, 0
+        self.along = AlongTheMean()
 
     def see(self, head: HebbianSoftmax, counts: list[int], rows: Tensor, h: Tensor, y: Tensor) -> None:
-        center = self.mean if head.center else torch.zeros_like(self.mean)
+        center = self.mean if head.write != "literal" else torch.zeros_like(self.mean)
         self.used = center
+        rare = [rows[i] for i in sorted(set(y.tolist())) if 0 < counts[i] < head.limit]
+        self.along.see(self.mean, self.activations, rare)
         familiar = [i for i in range(CLASSES) if counts[i] > 0 and (i in y.tolist() or self.row_batches == 0)]
         if familiar:
             self.row_batches += 1
@@ -44,9 +48,9 @@ class SlowStatistics:
 
 
 @pytest.mark.parametrize("scale", ["match", 1.0, 0.5])
-@pytest.mark.parametrize("center", [True, False])
-def test_trajectories_against_slow_statistics(scale: float | str, center: bool) -> None:
-    head, slow = make(scale=scale, center=center), SlowStatistics()
+@pytest.mark.parametrize("write", ["literal", "centred", "across"])
+def test_trajectories_against_slow_statistics(scale: float | str, write: str) -> None:
+    head, slow = make(scale=scale, write=write), SlowStatistics()
     counts = [0] * CLASSES
     for step in range(130):  # past the horizon
         y = (torch.rand(5) ** 2 * CLASSES).long() if step else torch.tensor([0, 0, 1, 2, 2])
@@ -58,6 +62,8 @@ def test_trajectories_against_slow_statistics(scale: float | str, center: bool) 
             rate = 0.0 if counts[i] >= 30 else max(1 / max(counts[i], 1), 0.25)
             mean = h[y == i].mean(0) - slow.used
             mean = mean * (slow.scale() if scale == "match" else scale)
+            if write == "across":
+                mean = slow.along.kept(mean, rows[i], counts[i] == 0)
             expected[i] = rate * mean + (1 - rate) * rows[i]
             counts[i] += int((y == i).sum())
         head.memorize(h, y)
@@ -67,7 +73,7 @@ def test_trajectories_against_slow_statistics(scale: float | str, center: bool) 
 
 def test_the_first_batch_is_raw() -> None:
     """No familiar row to match and no mean to subtract yet."""
-    head = make(scale="match", center=True)
+    head = make(write="centred")
     h = torch.randn(2, FEATURES, dtype=torch.float64)
     head.memorize(h, torch.tensor([3, 4]))
     assert torch.equal(head.weight[[3, 4]], h)
@@ -76,7 +82,7 @@ def test_the_first_batch_is_raw() -> None:
 def test_new_classes_match_the_familiar_rows_of_a_trained_layer() -> None:
     """The batch may hold none of the familiar classes."""
     linear = torch.nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
-    head = HebbianSoftmax.from_linear(linear, gamma=0.1, limit=9, counts=9, center=False)
+    head = HebbianSoftmax.from_linear(linear, gamma=0.1, limit=9, counts=9, write="literal", scale="match")
     familiar = linear.weight.detach().clone()
     head.add_classes(1)
     h = 100 * torch.randn(1, FEATURES, dtype=torch.float64)
@@ -89,7 +95,7 @@ def test_new_classes_match_the_familiar_rows_of_a_trained_layer() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sums_are_rounded_once(dtype: torch.dtype) -> None:
     """Two thousand small terms: a sum in the weight's own dtype would stop growing."""
-    head = make(dtype=dtype, scale=1.0, center=False)
+    head = make(dtype=dtype, write="literal")
     h = (1 + torch.rand(2000, FEATURES)).to(dtype)
     head.memorize(h, torch.full((2000,), 5))
     assert torch.equal(head.weight[5], h.double().mean(0).to(dtype))
@@ -124,7 +130,7 @@ def test_running_values_stay_float32_through_half(convert) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_mixing_is_rounded_once(dtype: torch.dtype) -> None:
-    head = make(dtype=dtype, scale=1.0, center=False, gamma=0.3)
+    head = make(dtype=dtype, write="literal", gamma=0.3)
     head.counts.fill_(5)  # λ = 0.3
     old, h = head.weight.detach().clone(), torch.randn(CLASSES, FEATURES).to(dtype)
     head.memorize(h, torch.arange(CLASSES))
@@ -139,7 +145,7 @@ def test_the_objective_sees_the_centred_and_scaled_activation() -> None:
         seen.append(h.clone())
         return 2 * h
 
-    head = make(scale=0.5, center=True, objective=objective)
+    head = make(write="centred", scale=0.5, objective=objective)
     first, second = torch.randn(2, 1, FEATURES, dtype=torch.float64)
     head.memorize(first, torch.tensor([1]))
     head.memorize(second, torch.tensor([2]))
@@ -155,7 +161,7 @@ def test_running_values_go_on_while_nothing_is_written() -> None:
 
 
 def test_a_tied_weight_of_a_higher_dtype_is_mixed_in_it() -> None:
-    head = make(dtype=torch.float32, scale=1.0, center=False)
+    head = make(dtype=torch.float32, write="literal")
     head.weight = torch.nn.Embedding(CLASSES, FEATURES, dtype=torch.float64).weight
     h = torch.rand(3, FEATURES, dtype=torch.float64)
     head.memorize(h, torch.tensor([4, 4, 4]))

@@ -14,7 +14,7 @@ from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.write.timing import Timing, begin_group, timing_of_step
 from tests.heads import assert_same_bits, attached_head, copied_state, train
 
-LITERAL: dict[str, Any] = {"scale": 1.0, "center": False, "gamma": 0.5, "limit": 1000}
+LITERAL: dict[str, Any] = {"write": "literal", "gamma": 0.5, "limit": 1000}
 
 
 def write_one(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, lr: float | Tensor, label: int = 1) -> float:
@@ -257,7 +257,7 @@ def test_a_state_without_the_second_count_was_written_from_the_first_step() -> N
     assert not head.since_start.any()
 
 
-def settled(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int = 12) -> list[int]:
+def settled(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int) -> list[int]:
     """Train on activations that are always the same for a class; return when writing began, after each step."""
     own, found = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), []
     for step in range(steps):
@@ -273,23 +273,43 @@ def settled(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, steps: int =
 def test_writing_begins_once_features_have_settled() -> None:
     torch.manual_seed(0)
     head, optimizer = attached_head(start="auto", limit=100)
-    began = settled(head, optimizer)
+    began = settled(head, optimizer, 110)
     first = next(step for step, value in enumerate(began) if value >= 0)
-    assert first >= 3  # before that, no class comes a second time
+    assert first == 3 + 100 - 1  # in the first three batches no class comes a second time
     assert set(began[first:]) == {first + 1}
     assert int(head.since_start.sum()) == 2 * (len(began) - first - 1)
+
+
+@pytest.mark.parametrize(
+    ("fit", "recent", "batches", "begins"),
+    [(0.9, 1.0, 99, True), (0.9, 1.0, 98, False), (0.7, 1.0, 99, False), (0.1, 0.1, 150, False), (0.5, 0.5, 150, True)],
+)
+def test_the_longer_mean_of_the_fit_must_catch_up(fit: float, recent: float, batches: int, begins: bool) -> None:
+    settling = HebbianSoftmax(4, 6, gamma=0.3, limit=9, start="auto").settling
+    assert settling is not None
+    settling.fit.fill_(fit)
+    settling.recent.fill_(recent)
+    settling.batches.fill_(batches)
+    settling.memory.fill_(1.0)
+    cosine = recent  # so the shorter mean stays
+    means = torch.tensor([[cosine, (1 - cosine**2) ** 0.5, 0.0, 0.0]])
+    settling.memory[2] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    settling.see(torch.tensor([2]), means, torch.tensor([5]), torch.zeros(4), torch.tensor(300))
+    assert int(settling.began) == (301 if begins else -1)
+    assert float(settling.recent) == pytest.approx(recent, abs=1e-6)
 
 
 def test_what_is_known_of_settling_is_saved_and_goes_on_to_the_bit() -> None:
     torch.manual_seed(0)
     head, optimizer = attached_head(torch.optim.Adam, start="auto", limit=100)
-    settled(head, optimizer, 4)
+    settled(head, optimizer, 97)
     states = copy.deepcopy((head.state_dict(), optimizer.state_dict()))
-    settled(head, optimizer, 12)
+    assert settled(head, optimizer, 12)[-1] >= 0
     other, second = attached_head(torch.optim.Adam, start="auto", limit=100)
     other.load_state_dict(states[0])
     second.load_state_dict(states[1])
     settled(other, second, 12)
+    assert head.since_start.any()
     assert_same_bits(other.state_dict(), head.state_dict())
     assert int(copy.deepcopy(head).bfloat16().settling.memory.dtype.itemsize) == 4  # type: ignore[union-attr]
 

@@ -17,19 +17,32 @@ from hebbian_softmax.attach.frozen import FrozenInputs
 from hebbian_softmax.attach.pending import Pending
 from hebbian_softmax.attach.sharded import FsdpPending, ShardedPending
 from hebbian_softmax.attach.targets import CallsInGraphs, register
+from hebbian_softmax.checks import check_flag
 from hebbian_softmax.distributed import check_group, resolve_group, weight_to_write
 from hebbian_softmax.rule import ClassSums
-from hebbian_softmax.state import ensure_filled
+from hebbian_softmax.state import ensure_filled, follow_weight
 from hebbian_softmax.write import plain_copy, write
 from hebbian_softmax.write.activations import Activations, Call
 from hebbian_softmax.write.timing import Timing, begin_group, timing_of_step
+from hebbian_softmax.write.trained import Held, hold, release
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 
 class Attachment:
-    """The handle that ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending."""
+    """The handle that ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending.
+
+    >>> from hebbian_softmax import HebbianSoftmax
+    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> optimizer = torch.optim.Adam(head.parameters())
+    >>> handle = head.attach(optimizer)
+    >>> handle.active
+    True
+    >>> handle.remove()
+    >>> handle.active, head.attachment
+    (False, None)
+    """
 
     def __init__(
         self, head: HebbianSoftmax, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup | None
@@ -54,6 +67,9 @@ class Attachment:
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
         self.watch = torch.compiler.disable(self.pending.watch)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
+        self._held: Held | None = None
+        if head.new_classes.gradients_from:
+            self._hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)))
         self._watches_weight = False
         self._checked_for_copy = False
         self.watch_weight()
@@ -160,10 +176,17 @@ class Attachment:
             stacklevel=_torch.user_stack_level(),
         )
 
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        head = self._head()
+        self._held = None if head is None else hold(head)
+
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        held, head = self._held, self._head()
+        if held is not None and head is not None:
+            release(head, held)
         if getattr(optimizer, "has_written", False):  # within this step: see hebbian_softmax.optim
             return
-        taken, head = self.take(optimizer), self._head()
+        taken = self.take(optimizer)
         if head is None or taken is None:
             return
         timing, group = self.timing(head, optimizer), self.group()
@@ -190,6 +213,30 @@ class Attachment:
         if not _torch.is_sharded(self.weight) or now is None:
             return True
         return _torch.is_sharded(now) and now.placements == self.weight.placements  # else FSDP's gathered copy
+
+
+def attach_to(
+    head: HebbianSoftmax,
+    optimizer: torch.optim.Optimizer,
+    process_group: dist.ProcessGroup | None,
+    replace: bool,
+) -> Attachment:
+    """Return the attachment of ``head`` to ``optimizer``, which is a new one unless the optimizer was made with it."""
+    old = head.attachment
+    if old is not None:
+        made_with_it = getattr(optimizer, "head", None) is head and old.optimizer() is optimizer
+        if old.active and made_with_it and process_group is None:
+            return old
+        if old.active and not check_flag("replace", replace):
+            raise RuntimeError(
+                "head is attached to an optimizer already; head.attach(optimizer, replace=True) lets go of the old "
+                "one, and so does head.detach()"
+            )
+    ensure_filled(head)
+    follow_weight(head, attaching=True)
+    attachment = Attachment(head, optimizer, process_group)  # first: if it raises, the old one stays
+    head.detach()
+    return attachment
 
 
 class RemovedAttachment:

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from hebbian_softmax import _triton
 from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.rule import ClassSums
-from hebbian_softmax.write import in_torch
+from hebbian_softmax.write import in_torch, trained
 from hebbian_softmax.write.activations import Activations, Call
 from hebbian_softmax.write.timing import AT_ONCE, Timing
 
@@ -41,7 +41,9 @@ def write(
     ``weight`` is the parameter itself: all rows, or with FSDP2 the rows of this rank, at full precision.
     """
     with record_function("hebbian_softmax::write"):
-        if group is None and kernels_can_write(head, contents, weight):
+        if head.calibration is not None and head.calibration.ready:
+            trained.write(head, contents, weight, group, timing)
+        elif group is None and kernels_can_write(head, contents, weight):
             _triton.load("write.gpu.rows").write(head, contents, weight, timing)
         else:
             in_torch.write(head, contents, weight, group, timing)
@@ -57,11 +59,13 @@ def kernels_suit(head: HebbianSoftmax, weight: Tensor) -> bool:
     return (
         _reaches(weight)
         and type(head.objective) in (Euclidean, InnerProduct)  # a subclass may compute something else
+        and (head.calibration is None or head.new_classes.gradients_from == 0)  # rows are given back before the write
         and head.running.mean.dtype == torch.float32
         and (head.settling is None or head.settling.memory.dtype == torch.float32)
         and head.counts.device == weight.device
         and head.in_features <= _WIDEST
         and 0 < head.num_classes < 2**31 - 1
+        and not (head.calibration is not None and head.calibration.ready)
     )
 
 

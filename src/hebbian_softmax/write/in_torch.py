@@ -69,12 +69,18 @@ def write(
     means = by_class / n[needed].unsqueeze(1)
     centred = means[written[needed]] - head.center_of_activations()
     seen, mean = head.running.batches_seen().clone(), head.running.mean.clone()
+    across = head.running.direction() if head.write == "across" else None
     with head.running.restored_on_error():
         if head.scale == "match":
             _see_familiar_rows(head, classes[before > 0], shard, weight)
         head.running.see_activations(total, norms, n.sum())
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
-        _write_rows(head, classes[written], centred * scale, rate[written], shard)
+        beside = None
+        if across is not None:
+            _see_rare_rows(head, classes[(before > 0) & (before < head.limit)], across, shard, weight)
+            first = (before[written] == 0) & (head.running.along_batches > 0)
+            beside = _Along(across, first, head.running.along)
+        _write_rows(head, classes[written], centred * scale, rate[written], shard, beside)
     if settling is not None:
         sampled = settling.sampled(classes)
         settling.see(classes[sampled], means[sampled[needed]], before[sampled], mean, seen)
@@ -127,7 +133,36 @@ def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, shard: _Shard, wei
     head.running.see_rows(norm_sum, classes.numel())
 
 
-def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: Tensor, shard: _Shard) -> None:
+def _see_rare_rows(head: HebbianSoftmax, classes: Tensor, direction: Tensor, shard: _Shard, weight: Tensor) -> None:
+    """Take in the components along the mean activation of the batch's rows that were seen fewer than T times."""
+    index = classes[shard.holds(classes)].to(shard.rows.device) - shard.first
+    components = shard.rows[index].to(direction.dtype) @ direction.to(shard.rows.device)
+    component_sum = components.sum().to(classes.device)
+    if is_sharded(weight):
+        component_sum = sum_over_shards(component_sum, weight)
+    head.running.see_along(component_sum, direction.any() * classes.numel())
+
+
+class _Along(NamedTuple):
+    """What a write across the mean activation needs to leave the rows as they are along it."""
+
+    direction: Tensor
+    """(features,): zeros while the mean has no direction."""
+    first: Tensor
+    """(K,): which of the written classes had never occurred, if it is known what rows of rare classes have."""
+    usual: Tensor
+    """The component that these are given."""
+
+    def kept(self, target: Tensor, old: Tensor, here: Tensor) -> Tensor:
+        """Return w* with the row's own component along the mean, or for a first write with that of rare rows."""
+        direction, usual = (each.to(old.device, old.dtype) for each in (self.direction, self.usual))
+        wanted = torch.where(self.first[here].to(old.device), usual, old @ direction)
+        return target + (wanted - target @ direction).unsqueeze(1) * direction
+
+
+def _write_rows(
+    head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: Tensor, shard: _Shard, along: _Along | None
+) -> None:
     rows, here = shard.rows, shard.holds(classes)
     # FSDP may keep the rows on the CPU while everything else is on the GPU.
     classes, memories, rate = (each[here].to(rows.device) for each in (classes, memories, rate))
@@ -138,6 +173,8 @@ def _write_rows(head: HebbianSoftmax, classes: Tensor, memories: Tensor, rate: T
     target = head.objective(memories.to(old.dtype), old, classes, rows)
     if target.shape != old.shape:
         raise ValueError(f"objective must return w* of shape {tuple(old.shape)}, got {tuple(target.shape)}")
+    if along is not None:
+        target = along.kept(target, old, here)
     new = mix_rows(old, target, rate).to(rows.dtype)
     # A value too large for the weight's dtype leaves the row as it is.
     rows[index] = torch.where(torch.isfinite(new).all(1, keepdim=True), new, rows[index])

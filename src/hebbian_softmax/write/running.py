@@ -1,4 +1,4 @@
-"""The running values of activations and rows that ``center`` and ``scale="match"`` need."""
+"""The running values of activations and rows that what is written depends on."""
 
 from __future__ import annotations
 
@@ -12,24 +12,33 @@ from torch import Tensor, nn
 HORIZON = 100
 """A running value is the plain average of its first 100 batches; after them it forgets with rate 1/100."""
 
+SMALL_MEAN = 0.05
+"""Up to this share of the mean norm of the centred activations, their mean counts as having no direction."""
+
 _ROWS, _ACTIVATIONS = 0, 1
 
 
 class RunningStatistics(nn.Module):
     """The mean activation, the mean norm of the familiar rows, and the mean norm of the (centred) activations.
 
+    For writes across the mean there is also the mean component of rare rows along it.
+
     All are buffers, so that training resumes bit for bit, and stay at least float32 when the model's dtype changes.
     """
 
     mean: Tensor
     norms: Tensor
+    along: Tensor
     batches: Tensor
+    along_batches: Tensor
 
     def __init__(self, features: int, *, device: torch.device | str | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype))
         self.register_buffer("norms", torch.zeros(2, device=device, dtype=dtype))
+        self.register_buffer("along", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("batches", torch.zeros(2, device=device, dtype=torch.int64))
+        self.register_buffer("along_batches", torch.zeros((), device=device, dtype=torch.int64))
         self._knows_rows = False
 
     def reset(self) -> None:
@@ -69,6 +78,19 @@ class RunningStatistics(nn.Module):
         self.mean += share * (total / n - self.mean)
         self.norms[_ACTIVATIONS] += share * (norm_sum / n - self.norms[_ACTIVATIONS])
 
+    def direction(self) -> Tensor:
+        """Return the mean activation divided by its norm; zeros while that is small beside the activations."""
+        norm = torch.linalg.vector_norm(self.mean)
+        has_one = norm > SMALL_MEAN * self.norms[_ACTIVATIONS]
+        return torch.where(has_one, self.mean / torch.where(has_one, norm, 1), 0)
+
+    def see_along(self, component_sum: Tensor, rows: Tensor) -> None:
+        """Take in the components along the mean activation of ``rows`` rows that were seen a few times."""
+        known = rows > 0
+        self.along_batches += known
+        share = known / self.along_batches.clamp(1, HORIZON).to(self.along.dtype)
+        self.along += share * (component_sum / rows.clamp_min(1) - self.along)
+
     def scale(self) -> Tensor:
         """Return the norm of the familiar rows over the norm of the activations; 1 while either is unknown."""
         rows, activations = self.norms[_ROWS], self.norms[_ACTIVATIONS]
@@ -81,7 +103,7 @@ class RunningStatistics(nn.Module):
         return self.batches[which].clamp_max(HORIZON).to(self.norms.dtype).reciprocal()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningStatistics:
-        before = {name: getattr(self, name) for name in ("mean", "norms")}
+        before = {name: getattr(self, name) for name in ("mean", "norms", "along")}
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = getattr(self, name)
@@ -92,6 +114,6 @@ class RunningStatistics(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         self._knows_rows = False
         super()._load_from_state_dict(*args)
-        for name in ("mean", "norms"):  # with assign=True a state of another dtype is taken as it is
+        for name in ("mean", "norms", "along"):  # with assign=True a state of another dtype is taken as it is
             value = getattr(self, name)
             setattr(self, name, value.to(torch.promote_types(value.dtype, torch.float32)))

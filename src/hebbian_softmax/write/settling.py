@@ -8,8 +8,10 @@ running mean of all activations, both before the batch,
     \mathrm{fit} = \mathrm{mean}_i \cos(\bar h_i - m,\ \mu_i - m), \qquad
     \mu_i \leftarrow \mu_i + \max(1 / (c_i + 1),\ 0.1)\, (\bar h_i - \mu_i)
 
-over the sampled classes of the batch that were seen before. Writing begins once the running value of the fit reaches
-``SETTLED``. Everything is in buffers, from sums that are joined over ranks, and nothing is measured afterwards.
+over the sampled classes of the batch that were seen before. Features learn fast at first, and the fit rises; how far
+depends on the task. Writing begins when it rises no longer: when its mean over the last 100 batches has caught up with
+that over the last ten, to ``CAUGHT_UP`` of it. Everything is in buffers, from sums that are joined over ranks, and
+nothing is measured afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ from hebbian_softmax.write.running import HORIZON
 
 SAMPLED = 1024
 """The most classes that are measured."""
-SETTLED = 0.7
-"""The fit at which writing begins."""
+RECENT = 10
+"""The batches of the shorter mean of the fit; the longer one has ``HORIZON``."""
+CAUGHT_UP = 0.8
+"""The share of the shorter mean that the longer one must reach."""
+LEAST_FIT = 0.2
+"""Below this, activations say too little of their class to be written."""
 LEAST_RATE = 0.1
 """A memory is the mean of about so many of the last batches with its class: one over this."""
 
@@ -39,6 +45,7 @@ class Settling(nn.Module):
 
     memory: Tensor
     fit: Tensor
+    recent: Tensor
     batches: Tensor
     began: Tensor
     stride: Tensor
@@ -49,17 +56,19 @@ class Settling(nn.Module):
         sampled = min(SAMPLED, -(-classes // stride))
         self.register_buffer("memory", torch.zeros(sampled, features, device=device, dtype=dtype))
         self.register_buffer("fit", torch.zeros((), device=device, dtype=dtype))
+        self.register_buffer("recent", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("batches", torch.zeros((), device=device, dtype=torch.int64))
         self.register_buffer("began", torch.full((), -1, device=device, dtype=torch.int64))
         """The number of batches that the head had seen when writing began; -1 before that."""
         self.register_buffer("stride", torch.full((), stride, device=device, dtype=torch.int64))
-        self._has_begun = False
+        self._has_begun, self._stride = False, stride
 
     def reset(self, begun: bool) -> None:
         """Forget everything; ``begun`` says that features have settled already, as those of a trained network."""
-        for buffer in (self.memory, self.fit, self.batches):
+        for buffer in (self.memory, self.fit, self.recent, self.batches):
             buffer.zero_()
         self.began.fill_(0 if begun else -1)
+        self.stride.fill_(self._stride)  # which has no value yet if the head was made on the meta device
         self._has_begun = begun
 
     def grow(self, classes: int) -> None:
@@ -89,12 +98,14 @@ class Settling(nn.Module):
             found = _cosine(means[known] - mean, self.memory[at[known]] - mean).mean()
             self.batches += 1
             self.fit += (found - self.fit) / self.batches.clamp_max(HORIZON)
+            self.recent += (found - self.recent) / self.batches.clamp_max(RECENT)
         rate = (1 / (before + 1).to(means.dtype)).clamp_min(LEAST_RATE).unsqueeze(1)
         self.memory[at] += rate * (means - self.memory[at])
-        self.began.copy_(torch.where((self.began < 0) & (self.fit >= SETTLED), seen + 1, self.began))
+        caught_up = (self.fit >= LEAST_FIT) & (self.fit >= CAUGHT_UP * self.recent) & (self.batches >= HORIZON)
+        self.began.copy_(torch.where((self.began < 0) & caught_up, seen + 1, self.began))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Settling:
-        before = {name: getattr(self, name) for name in ("memory", "fit")}
+        before = {name: getattr(self, name) for name in ("memory", "fit", "recent")}
         super()._apply(fn, recurse)
         for name, old in before.items():  # like the other running values
             new = getattr(self, name)

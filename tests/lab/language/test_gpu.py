@@ -195,9 +195,9 @@ def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict
     ids=["usual", "recurrent", "drops", "transformer"],
 )
 def test_captured_dropout_follows_the_seed(changes: dict[str, Any]) -> None:
-    given = settings(**{**LARGER, "input_dropout": 0.0, **changes}, precision="bf16")
+    given = settings(**{**LARGER, "input_dropout": 0.0, **changes, "carry": False}, precision="bf16")
     words = make_windows(corpus(tokens=8000), given, CUDA).at(0)
-    learner = Learner(given, WORDS, hebbian=False, device=CUDA)
+    learner = Learner(given, WORDS, hebbian=False, device=CUDA)  # a carried state would differ from step to step
     losses = []
     for seed in (0, 1, 2, 0, 1, 2, 3, 4):  # the weights do not change; from the fourth step on they are captured
         torch.manual_seed(seed)

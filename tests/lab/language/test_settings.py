@@ -19,11 +19,11 @@ from tests.lab.language.toy import WORDS, corpus, device, model, settings
 def test_the_rule_is_the_one_that_was_asked_for() -> None:
     head = model(gamma=0.2, limit=7, rate="paper", objective="ip", rule_scale="0.5", center=False).head
     assert head.rate == PaperRate(0.2, 7)
-    assert (head.scale, head.center) == (0.5, False)
+    assert (head.scale, head.write) == (0.5, "literal")
     assert type(head.objective).__name__ == "InnerProduct"
     usual = model().head
     assert usual.rate == InclusiveRate(0.05, 20)
-    assert (usual.scale, usual.center, type(usual.objective).__name__) == ("match", True, "Euclidean")
+    assert (usual.scale, usual.write, type(usual.objective).__name__) == ("match", "centred", "Euclidean")
     assert model(rate="constant", gamma=0.3, limit=9).head.rate == ConstantRate(0.3, 9)
     assert model(rate="inverse", limit=9).head.rate == InverseCountRate(9)
 

@@ -118,7 +118,7 @@ class Learner:
             limit=method.limit,
             rate=RATES[method.rate](method.gamma, method.limit),
             scale=method.scale,
-            center=method.center,
+            write="centred" if method.center else "literal",
             objective=method.objective,
             start=method.start,
         )

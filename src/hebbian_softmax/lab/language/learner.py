@@ -37,7 +37,7 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         dropout=0.0 if settings.locked_dropout else settings.output_dropout,  # the model has a locked one
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
-        center=settings.center,
+        write="centred" if settings.center else "literal",
         start=settings.start,
         fade=settings.fade,
     )

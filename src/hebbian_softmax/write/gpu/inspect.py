@@ -78,7 +78,7 @@ def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tens
         inspect_kernel[(parts,)](
             h, targets, running.mean, running.batches, keys, sums, *(copies or (h, targets)),
             n, features, head.num_classes, head.ignore_index, HORIZON,
-            CENTER=head.center, COPY=copies is not None,
+            CENTER=head.write != "literal", COPY=copies is not None,
             STAGES=3 if shape["BLOCK"] <= 4096 else 1,  # what is fetched ahead must fit in shared memory
             **shape,
         )  # fmt: skip
@@ -87,7 +87,7 @@ def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tens
 
 def _settings(head: HebbianSoftmax) -> tuple[object, ...]:
     mean = head.running.mean  # all running values change together with it
-    return head.num_classes, head.ignore_index, head.center, mean.data_ptr(), _torch.version(mean)
+    return head.num_classes, head.ignore_index, head.write != "literal", mean.data_ptr(), _torch.version(mean)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor,
         objective, radius = objective_of(head)
         write_rows_kernel[(runs.keys.numel(),)](
             runs, head.counts, head.since_start, weight, head.in_features, float(radius),
-            MEMORIZING=head.memorizing, OBJECTIVE=objective, **tile(head.in_features),
+            MEMORIZING=head.memorizing, OBJECTIVE=objective, ACROSS=head.write == "across", **tile(head.in_features),
         )  # fmt: skip
         # Autograd refuses to go back through values that have changed, so it must be told.
         torch.autograd.graph.increment_version((weight, head.counts, head.since_start))
@@ -51,7 +51,7 @@ def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
 @triton.jit
 def write_rows_kernel(
     runs, counts, since_start, weight, features, radius,
-    MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one sorted position in each program; at the start of a run count it and, where λ > 0, mix the row."""
     position = tl.program_id(0)
@@ -67,6 +67,8 @@ def write_rows_kernel(
                 at = weight + key * features + column
                 row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
                 memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                if ACROSS:
+                    memory = kept_along(runs, position, memory, row, features, BLOCK)
                 tl.store(at, mixed(row, memory, rate, weight.dtype.element_ty), mask=inside)
 
 
@@ -84,6 +86,16 @@ def memory_of_run(
     if OBJECTIVE == ONTO_SPHERE:
         w = _onto_sphere(w, radius)
     return w
+
+
+@triton.jit
+def kept_along(runs, position, memory, row, features, BLOCK: tl.constexpr):
+    """Return w* with the row's own component along the mean, or for a first write with that of rare rows."""
+    column = tl.arange(0, BLOCK)
+    m = tl.load(runs.center + column, mask=column < features, other=0.0) * tl.load(runs.direction)
+    first = (tl.load(runs.before + position) == 0) & (tl.load(runs.along + 1) > 0)
+    wanted = tl.where(first, tl.load(runs.along), tl.sum(row * m, 0))
+    return memory + (wanted - tl.sum(memory * m, 0)) * m
 
 
 @triton.jit

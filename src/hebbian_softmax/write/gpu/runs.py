@@ -18,6 +18,7 @@ from hebbian_softmax.write.gpu.settle import compare_with_memories
 from hebbian_softmax.write.gpu.sort import stable_sort
 from hebbian_softmax.write.gpu.statistics import advance
 from hebbian_softmax.write.gpu.update import Update, no_step, stepped
+from hebbian_softmax.write.running import SMALL_MEAN
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -57,6 +58,10 @@ class Runs(NamedTuple):
     """float32 (1,): the factor that the centred mean is multiplied by."""
     begun: Tensor
     """int32 (1,): whether steps have begun to write."""
+    direction: Tensor
+    """float32 (1,): one over the norm of ``center``, 0 while that has no direction; only for writes across the mean."""
+    along: Tensor
+    """float32 (2,): the component along the mean of rows of rare classes, and whether it is known; likewise."""
 
 
 class Moment(NamedTuple):
@@ -96,7 +101,8 @@ def find_runs(
     seen = inspection_of(head, contents, h, targets)
     keys, order = stable_sort(seen.keys, head.num_classes)
     before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
-    rate, norms = (h.new_empty(n, dtype=torch.float32) for _ in range(2))
+    rate, norms, components = (h.new_empty(n, dtype=torch.float32) for _ in range(3))
+    direction = rate.new_empty(1)
     begun = many.new_empty(1)
     kind, gamma, limit = _known_rate(head.rate)
     match = head.scale == "match"
@@ -109,8 +115,9 @@ def find_runs(
     find_runs_kernel[(n + row_parts if match else n,)](
         keys, head.counts, weight, before, many, rate, norms, begun, head.running.batches, all_norms, all_rows, n,
         features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
-        step, moment, measured,
-        **kind_of_step, **timed, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
+        step, moment, measured, head.running.mean, head.running.norms, components, direction, SMALL_MEAN,
+        ACROSS=head.write == "across", **kind_of_step, **timed, RATE=kind, LIMITED=limit is not None, MATCH=match,
+        SLOTS=slots is not None,
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
@@ -121,8 +128,9 @@ def find_runs(
     fits = None
     if head.settling is not None:
         fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured), measured
-    center, scale = advance(head, seen.sums, before, norms, all_norms, all_rows, fits)
-    return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun)
+    found = advance(head, seen.sums, before, norms, all_norms, all_rows, fits, components, direction)
+    center, scale, along = found
+    return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun, direction, along)
 
 
 def _sums_of_blocks(
@@ -176,11 +184,14 @@ def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tens
 @triton.jit
 def find_runs_kernel(
     keys, counts, weight, before_out, n_out, rate_out, norm_out, begun_out, batches, all_norms, all_rows, n, features,
-    classes, gamma, limit, slots, step, moment, measured_out,
-    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, WAITS: tl.constexpr,
-    AUTO: tl.constexpr, FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    classes, gamma, limit, slots, step, moment, measured_out, mean, norms, component_out, direction_out, small_mean,
+    ACROSS: tl.constexpr, KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr,
+    WAITS: tl.constexpr, AUTO: tl.constexpr, FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i] and ‖θ̂[i]‖, else n = 0.
+    """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i], ‖θ̂[i]‖ and θ̂[i]·m.
+
+    Where no run starts, n = 0.
 
     Given a step that is still to be made, θ̂ is what the step will leave. ``slots`` tells a row where its run starts.
     With ``MATCH`` the programs beyond n look at all rows.
@@ -199,6 +210,11 @@ def find_runs_kernel(
         begun = tl.load(batches + 1) >= moment.start
     if position == 0:
         tl.store(begun_out, begun.to(tl.int32))
+        if ACROSS:
+            m = tl.load(mean + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < features, other=0.0)
+            norm = tl.sqrt_rn(tl.sum(m * m, 0))
+            has_one = norm > small_mean * tl.load(norms + 1)
+            tl.store(direction_out, tl.where(has_one, tl.div_rn(1.0, tl.where(has_one, norm, 1.0)), 0.0))
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
     before = tl.zeros([], tl.int64)
@@ -223,12 +239,15 @@ def find_runs_kernel(
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
         tl.store(rate_out + position, rate)
-        if MATCH:
+        if MATCH or ACROSS:
             if before > 0:
                 column = tl.arange(0, BLOCK)
                 at = key.to(tl.int64) * features + column
                 row, _m, _v = stepped(weight, at, column < features, step, KIND, LR_TENSOR)
                 tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
+                if ACROSS:
+                    along = tl.load(mean + column, mask=column < features, other=0.0)
+                    tl.store(component_out + position, tl.sum(row * along, 0))
     tl.store(n_out + position, many)
     tl.store(before_out + position, before)
 

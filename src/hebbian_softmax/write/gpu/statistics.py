@@ -12,7 +12,7 @@ from torch import Tensor
 from hebbian_softmax._triton import power_of_two
 from hebbian_softmax.write.gpu.inspect import PartialSums
 from hebbian_softmax.write.running import HORIZON
-from hebbian_softmax.write.settling import SETTLED
+from hebbian_softmax.write.settling import CAUGHT_UP, LEAST_FIT, RECENT
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -28,25 +28,45 @@ def advance(
     all_norms: Tensor,
     all_rows: Tensor,
     fits: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """Advance the running values as ``RunningStatistics`` does; return the center before the batch and the scale.
+    components: Tensor,
+    direction: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advance the running values as ``RunningStatistics`` does.
+
+    Return the center before the batch, the scale, and for writes across the mean the component along it of rare rows
+    and whether that is known, float32 (2,).
 
     ``norms`` are the norms of rows whose count ``before`` is not 0; ``all_norms`` and ``all_rows`` are partial sums
     over all familiar rows, which are needed as long as no norm of rows is known. ``fits`` are the cosines of classes
-    that are measured, and which those are, where the head waits for features to settle.
+    that are measured, and which those are, where the head waits for features to settle. ``components`` are the
+    products of familiar rows with the mean, and ``direction`` is one over the mean's norm.
     """
     running, (n,) = head.running, before.shape
     (features,), (parts,), (row_parts,) = running.mean.shape, sums.kept.shape, all_rows.shape
     match = head.scale == "match"
-    center, scale = torch.empty_like(running.mean), sums.share.new_empty(1)
+    center, scale, along = torch.empty_like(running.mean), sums.share.new_empty(1), sums.share.new_empty(2)
+    across = Along(components, direction, running.along, running.along_batches, along, head.limit)
     statistics_kernel[(-(-features // _COLUMNS) + 1,)](
         sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
-        center, scale, _fit(head, fits), n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON, SETTLED,
-        MATCH=match, FIT=fits is not None, CENTER=head.center, PARTS=power_of_two(parts),
+        center, scale, _fit(head, fits), across, n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON,
+        RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across", MATCH=match, FIT=fits is not None,
+        CENTER=head.write != "literal", PARTS=power_of_two(parts),
         ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
     )  # fmt: skip
-    torch.autograd.graph.increment_version((running.mean, running.norms, running.batches, head.nonfinite_count))
-    return center, scale
+    changed = running.mean, running.norms, running.batches, running.along, running.along_batches, head.nonfinite_count
+    torch.autograd.graph.increment_version(changed)
+    return center, scale, along
+
+
+class Along(NamedTuple):
+    """What ``RunningStatistics.see_along`` needs and changes, and the entry for its result."""
+
+    components: Tensor
+    direction: Tensor
+    along: Tensor
+    batches: Tensor
+    out: Tensor
+    limit: int
 
 
 class Fit(NamedTuple):
@@ -55,6 +75,7 @@ class Fit(NamedTuple):
     cosines: Tensor
     measured: Tensor
     fit: Tensor
+    recent: Tensor
     batches: Tensor
     began: Tensor
 
@@ -63,16 +84,16 @@ def _fit(head: HebbianSoftmax, fits: tuple[Tensor, Tensor] | None) -> Fit:
     settling = head.settling
     if settling is None or fits is None:  # nothing reads them
         return Fit(*[head.running.batches] * len(Fit._fields))
-    torch.autograd.graph.increment_version((settling.fit, settling.batches, settling.began))
-    return Fit(*fits, settling.fit, settling.batches, settling.began)
+    torch.autograd.graph.increment_version((settling.fit, settling.recent, settling.batches, settling.began))
+    return Fit(*fits, settling.fit, settling.recent, settling.batches, settling.began)
 
 
 @triton.jit
 def statistics_kernel(
     sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out, fit,
-    n, features, parts, all_parts, scale, horizon, settled,
-    MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
+    across, n, features, parts, all_parts, scale, horizon, few_batches, caught_up, least_fit,
+    ACROSS: tl.constexpr, MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr,
+    ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Advance the mean in one program for each block of columns, and all single numbers in the last program."""
     program = tl.program_id(0)
@@ -100,7 +121,9 @@ def statistics_kernel(
             tl.store(norms + 1, activations)
             batches_before = tl.load(batches + 1)
             if FIT:
-                _take_in_fit(fit, before, n, batches_before, horizon, settled, POSITIONS)
+                _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
+            if ACROSS:
+                _see_along(across, before, n, horizon, POSITIONS)
             tl.debug_barrier()
             tl.store(batches + 1, batches_before + 1)
             if MATCH:
@@ -135,8 +158,34 @@ def statistics_kernel(
 
 
 @triton.jit
-def _take_in_fit(fit, before, n, batches_before, horizon, settled, POSITIONS: tl.constexpr):
-    """Advance the running fit by the mean cosine of measured classes that were seen before; note when it suffices."""
+def _see_along(across, before, n, horizon, POSITIONS: tl.constexpr):
+    """Advance the component along the mean of rows that were seen fewer than T times."""
+    total = tl.zeros([POSITIONS], tl.float32)
+    rows = tl.zeros([POSITIONS], tl.int32)
+    for first in range(0, n, POSITIONS):
+        position = first + tl.arange(0, POSITIONS)
+        count = tl.load(before + position, mask=position < n, other=0)
+        rare = (count > 0) & (count < across.limit)
+        total += tl.where(rare, tl.load(across.components + position, mask=rare, other=0.0), 0.0)
+        rows += rare.to(tl.int32)
+    many = tl.sum(rows, 0)
+    direction, value, seen = tl.load(across.direction), tl.load(across.along), tl.load(across.batches)
+    tl.debug_barrier()  # every warp has read what one thread changes below
+    if (many > 0) & (direction > 0):
+        seen += 1
+        found = tl.div_rn(tl.sum(total, 0) * direction, many.to(tl.float32))
+        value += tl.div_rn(found - value, tl.minimum(seen, horizon).to(tl.float32))
+        tl.store(across.along, value)
+        tl.store(across.batches, seen)
+    tl.store(across.out, value)
+    tl.store(across.out + 1, (seen > 0).to(tl.float32))
+
+
+@triton.jit
+def _take_in_fit(
+    fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS: tl.constexpr
+):  # fmt: skip
+    """Advance both means of the fit by the mean cosine of measured classes seen before; note when features settled."""
     cosines = tl.zeros([POSITIONS], tl.float32)
     classes = tl.zeros([POSITIONS], tl.int32)
     for first in range(0, n, POSITIONS):
@@ -147,10 +196,14 @@ def _take_in_fit(fit, before, n, batches_before, horizon, settled, POSITIONS: tl
         classes += here.to(tl.int32)
     many = tl.sum(classes, 0)
     if many > 0:
-        value, seen, began = tl.load(fit.fit), tl.load(fit.batches) + 1, tl.load(fit.began)
+        value, recent = tl.load(fit.fit), tl.load(fit.recent)
+        seen, began = tl.load(fit.batches) + 1, tl.load(fit.began)
         found = tl.div_rn(tl.sum(cosines, 0), many.to(tl.float32))
         tl.debug_barrier()  # every warp has read what one thread changes below
         value += tl.div_rn(found - value, tl.minimum(seen, horizon).to(tl.float32))
+        recent += tl.div_rn(found - recent, tl.minimum(seen, few_batches).to(tl.float32))
         tl.store(fit.fit, value)
+        tl.store(fit.recent, recent)
         tl.store(fit.batches, seen)
-        tl.store(fit.began, tl.where((began < 0) & (value >= settled), batches_before + 1, began))
+        settled = (value >= least_fit) & (value >= caught_up * recent) & (seen >= horizon)
+        tl.store(fit.began, tl.where((began < 0) & settled, batches_before + 1, began))

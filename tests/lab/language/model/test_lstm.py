@@ -230,7 +230,7 @@ def test_locked_output_dropout_is_for_the_loss_and_what_comes_before_it_is_memor
     batch, written = words(), []
     for share in (0.0, 0.5):
         torch.manual_seed(0)
-        head = HebbianSoftmax(FEATURES, WORDS, gamma=0.1, limit=5, scale=1.0, center=False)
+        head = HebbianSoftmax(FEATURES, WORDS, gamma=0.1, limit=5, write="literal")
         options = NetworkOptions(HIDDEN, locked_dropout=True, output_dropout=share)
         model = WordLSTM(head, options, memorizes=True, precision=torch.float64).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
