@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hebbian_softmax.lab.play.lesson import LEARNING_RATE, MOST_TAUGHT, Example, Lesson, LessonError
+from hebbian_softmax.lab.play.lesson import LEARNING_RATE, MOST_TAUGHT, Example, Lesson, LessonError, hebbian_head
 from hebbian_softmax.lab.play.network import Knowledge, divide, prepare
 from tests.closeness import assert_as_close
 from tests.lab.images.toys import toy_set
@@ -195,3 +195,16 @@ def test_lessons_do_not_disturb_each_other(lesson: Lesson, knowledge: Knowledge,
     lesson.teach([example(0)])
     assert same(other, before)
     assert torch.equal(knowledge.head.weight, trained)
+
+
+def test_lessons_that_begin_with_one_head_do_not_disturb_each_other(knowledge: Knowledge) -> None:
+    untaught = hebbian_head(knowledge)
+    first, second, alone = Lesson(knowledge, untaught), Lesson(knowledge, untaught), Lesson(knowledge)
+    first.teach([example(0)])
+    for each in (second, alone):
+        each.teach([example(1)])
+    first.forget("character 0")
+    first.load([example(1)])
+    assert same(second, rows(alone))
+    assert same(first, rows(alone))
+    assert torch.equal(untaught.weight, hebbian_head(knowledge).weight)

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.json_files import object_from_json
 from hebbian_softmax.lab.images.compare import SOURCES
 from hebbian_softmax.lab.images.data import SIZE, ImageSet
-from hebbian_softmax.lab.play.lesson import Example, Lesson, LessonError
+from hebbian_softmax.lab.play.lesson import Example, Lesson, LessonError, hebbian_head
 from hebbian_softmax.lab.play.network import Knowledge, divide, prepare
 from hebbian_softmax.lab.play.process import Channel, Message
 
@@ -36,6 +37,8 @@ class Classroom:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.knowledge: Knowledge | None = None
+        self.untaught: HebbianSoftmax | None = None
+        """The Hebbian head that every lesson begins with a copy of."""
         self.own = torch.empty(0)
         """The activations (known classes, features) of one test drawing of each class."""
         self.lessons: dict[str, Lesson] = {}
@@ -48,6 +51,7 @@ class Classroom:
             self._tell("preparing the images", 0, 1)
             known, unseen = divide(load())
             knowledge = prepare(known, steps, seed, self._tell_training)
+            self.untaught = hebbian_head(knowledge)
             self.own = torch.cat([knowledge.embed(drawings) for drawings in known.test[:, 0].split(100)])
         except (LabError, OSError) as error:
             self.channel.send({"event": "failed", "error": str(error)})
@@ -85,7 +89,7 @@ class Classroom:
                 self.locks.pop(session, None)
                 return {}
             if session not in self.lessons:
-                self.lessons[session] = Lesson(self.knowledge)
+                self.lessons[session] = Lesson(self.knowledge, self.untaught)
             if act == "review":
                 return {"right": self.lessons[session].review(self.own), "of": len(self.own)}
             return perform(self.lessons[session], act, values)

@@ -58,12 +58,15 @@ class Stage:
 
 
 class Lesson:
-    """The acts of one visitor, each of which can be undone."""
+    """The acts of one visitor, each of which can be undone.
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    `untaught` is what `hebbian_head` returns; it takes a tenth of a second to make, and lessons may share one.
+    """
+
+    def __init__(self, knowledge: Knowledge, untaught: HebbianSoftmax | None = None) -> None:
         self.knowledge = knowledge
         self.known = knowledge.head.out_features
-        self.untaught = hebbian_head(knowledge)
+        self.untaught = hebbian_head(knowledge) if untaught is None else untaught
         none = knowledge.activations.new_empty(0, knowledge.head.in_features)
         self.stage = Stage((), none, (), copy.deepcopy(knowledge.head), copy.deepcopy(self.untaught))
         self.before: list[Stage] = []
@@ -166,7 +169,7 @@ class Lesson:
 
     def load(self, examples: Sequence[Example]) -> None:
         """Begin again and teach these drawings; the lesson so far comes back with `undo`."""
-        fresh = Lesson(self.knowledge)
+        fresh = Lesson(self.knowledge, self.untaught)
         if examples:
             fresh.teach(examples)
         self._enter(fresh.stage, self.stage)
