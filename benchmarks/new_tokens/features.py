@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,17 +69,29 @@ def load(folder: Path, data_root: Path) -> Features:
     return Features(*torch.load(file, weights_only=True))
 
 
-@torch.inference_mode()
-def _extracted(model_file: Path, text: str) -> Features:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def pieces_of(model_file: Path, text: str) -> Tensor:
+    """Return the pieces (PIECES, LENGTH) of the text that the model reads, as tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_file.parent, gguf_file=model_file.name)
+    ids = torch.tensor(tokenizer(text).input_ids)
+    pieces = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+    return pieces[torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))[:PIECES]]
+
+
+def model_of(model_file: Path) -> Any:
+    """Return the language model, ready to read."""
+    from transformers import AutoModelForCausalLM
 
     where = {"pretrained_model_name_or_path": model_file.parent, "gguf_file": model_file.name}
-    ids = torch.tensor(AutoTokenizer.from_pretrained(**where)(text).input_ids)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).eval()
-    pieces = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
-    pieces = pieces[torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))[:PIECES]]
+    return AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def _extracted(model_file: Path, text: str) -> Features:
+    pieces, model = pieces_of(model_file, text), model_of(model_file)
     h = []
     for batch in pieces.split(8):
-        h.append(model.model(batch).last_hidden_state[:, :-1].reshape(-1, model.config.hidden_size).float())
+        h.append(model.model(batch).last_hidden_state[:, :-1].reshape(-1, model.config.hidden_size))
         print(f"{8 * len(h)} of {PIECES} pieces read", flush=True)
-    return Features(torch.cat(h), pieces[:, 1:].reshape(-1), model.lm_head.weight.float())
+    return Features(torch.cat(h), pieces[:, 1:].reshape(-1), model.lm_head.weight)

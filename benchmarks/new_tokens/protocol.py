@@ -151,13 +151,12 @@ class Split:
         return found
 
 
-def splits(features: Features, seeds: int) -> tuple[Tensor, list[Tensor]]:
+def drawn_tokens(targets: Tensor, tokens: int, seeds: int) -> tuple[Tensor, list[Tensor]]:
     """Return the tokens for choosing settings, and for each seed other tokens that lose their rows.
 
     All are among the tokens that occur 1 to 64 times in the stream; a quarter of these are for choosing.
     """
-    stream = features.targets[: int(len(features.targets) * STREAM)]
-    counts = torch.bincount(stream, minlength=len(features.rows))
+    counts = torch.bincount(targets[: int(len(targets) * STREAM)], minlength=tokens)
     rare = ((counts >= RAREST) & (counts <= MOST_FREQUENT)).nonzero().squeeze(1)
     order = rare[torch.randperm(len(rare), generator=torch.Generator().manual_seed(0))]
     chosen, rest = order[: len(rare) // 4], order[len(rare) // 4 :]
@@ -170,7 +169,7 @@ def prepare(features: Features, seeds: int, file: Path) -> list[Callable[[], Spl
 
     The log normalisers take minutes; they are kept in ``file``.
     """
-    chosen, drawn = splits(features, seeds)
+    chosen, drawn = drawn_tokens(features.targets, len(features.rows), seeds)
     if not file.exists():
         torch.save(log_normalisers(features, [chosen, *drawn]), file)
     log_z = torch.load(file, weights_only=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.new_tokens import alternatives
 from benchmarks.new_tokens.environment import described
-from benchmarks.new_tokens.features import LENGTH, WHEEL, Features, unpacked_model
+from benchmarks.new_tokens.features import LENGTH, WHEEL, Features, model_of, unpacked_model
 from benchmarks.new_tokens.protocol import Split, log_normalisers
 from hebbian_softmax import linear_cross_entropy
 from hebbian_softmax.hf import add_tokens
@@ -171,12 +171,11 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default=Path("../shared/data"), help="the folder of the corpora")
     parser.add_argument("--json", type=Path, required=True, help="where the numbers are written")
     options = parser.parse_args()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     begun, file = time.monotonic(), unpacked_model(options.model)
-    where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = model_of(file)
     texts, held_out = CORPORA[options.corpus](options.data_root, options.characters)
     words = split_words(tokenizer, texts, options.words)
     found = measure(model, tokenizer, words, texts, held_out)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from benchmarks.new_tokens import alternatives
 from benchmarks.new_tokens.features import Features
-from benchmarks.new_tokens.protocol import Split, log_normalisers, splits
+from benchmarks.new_tokens.protocol import Split, drawn_tokens, log_normalisers
 
 from hebbian_softmax import NewClasses
 
@@ -67,7 +67,7 @@ def test_the_write_is_better_than_knowing_frequencies_alone(split: Split, bias: 
 
 
 def test_settings_are_chosen_on_tokens_that_no_test_has(features: Features) -> None:
-    chosen, drawn = splits(features, 3)
+    chosen, drawn = drawn_tokens(features.targets, len(features.rows), 3)
     assert len(chosen) > 0
     for each in drawn:
         assert not torch.isin(each, chosen).any()
