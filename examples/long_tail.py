@@ -97,8 +97,8 @@ def convnet() -> nn.Module:
 
 # %% [markdown]
 # ## The four heads
-# All four are a `HebbianSoftmax`. With `memorizing = False` it is a plain softmax. `prior=` is added to the logits in the
-# loss alone, so that the head learns what is left when the frequencies are taken away.
+# All four are a `HebbianSoftmax`. With `memorizing = False` it is a plain softmax. `prior=` is added to the logits in
+# the loss alone, so that the head learns what is left when the frequencies are taken away.
 
 
 # %%
