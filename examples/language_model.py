@@ -170,7 +170,7 @@ def chosen(own: Tensor, h: Tensor, words: Tensor) -> tuple[float, int, float]:
     thetas, sizes = [theta / scale for theta in (0.3, 1.0, 3.0, 10.0)], [100, 500, 2000]
     grid = NeuralCache(size=max(sizes), theta=1.0).sequence_log_prob(h, words, thetas=thetas, sizes=sizes)
     results = []
-    for share in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
+    for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5):
         means = mix(own, cache=grid, cache_weight=share).mean(-1)
         for place, mean in enumerate(means.flatten().tolist()):
             results.append((mean, thetas[place // len(sizes)], sizes[place % len(sizes)], share))
