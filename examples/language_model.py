@@ -55,9 +55,12 @@ def read(path: Path | None, words: int) -> tuple[list[str], list[str], list[str]
     archive = Path(os.environ.get("HEBBIAN_DATA", "data")) / "wikitext-2" / "wikitext-2-v1.zip"
     if path is None and archive.is_file():
         print(f"reading {archive}")
-        with zipfile.ZipFile(archive) as found:
-            names = [f"wikitext-2/wiki.{split}.tokens" for split in ("train", "valid", "test")]
-            texts = [found.read(name).decode("utf-8").replace("\n", " <eos> ").split() for name in names]
+        names = [f"wikitext-2/wiki.{split}.tokens" for split in ("train", "valid", "test")]
+        try:
+            with zipfile.ZipFile(archive) as found:
+                texts = [found.read(name).decode("utf-8").replace("\n", " <eos> ").split() for name in names]
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise SystemExit(f"{archive} is not the archive of WikiText-2 ({error}); get it anew") from None
         return texts[0][:words], texts[1][: words // 10], texts[2][: words // 10]
     if path is None:
         from pydoc_data.topics import topics
@@ -178,15 +181,24 @@ def chosen(own: Tensor, h: Tensor, words: Tensor) -> tuple[float, int, float]:
 
 
 # %%
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, nargs="?", help="a text in UTF-8, of which four fifths are for training")
-    parser.add_argument("--words", type=int, default=200_000, help="words for training, at most")
-    parser.add_argument("--features", type=int, default=128, help="of the LSTM and of the output layer")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the training text")
+    parser.add_argument("--words", type=positive, default=200_000, help="words for training, at most")
+    parser.add_argument("--features", type=positive, default=128, help="of the LSTM and of the output layer")
+    parser.add_argument("--epochs", type=positive, default=4, help="passes over the training text")
     parser.add_argument("--plain", action="store_true", help="a plain softmax, without the rule")
     parser.add_argument("--quick", action="store_true", help="little text and one pass, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.words < 1000:
+        parser.error(f"--words must be at least 1,000, got {options.words}")
     if options.quick:
         options.words, options.features, options.epochs = min(options.words, 5000), 16, 1
     return options

@@ -148,11 +148,18 @@ def class_accuracies(model: nn.Module, task: Task) -> Tensor:
 
 
 # %%
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=["zipf", "digits"], default="zipf", help="invented classes, or ten digits")
     parser.add_argument("--classes", type=int, default=1000, help="the number of invented classes, at least 50")
-    parser.add_argument("--steps", type=int, help="training steps; 1,500 for invented classes and 300 for digits")
+    parser.add_argument("--steps", type=positive, help="training steps; 1,500 for invented classes and 300 for digits")
     parser.add_argument("--seed", type=int, default=0, help="of the task, the first weights and the order of examples")
     parser.add_argument("--quick", action="store_true", help="a few steps with few classes, to see that it runs")
     options = parser.parse_args(arguments)

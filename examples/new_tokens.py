@@ -143,15 +143,24 @@ def measured(model: Any, tokenizer: Any, text: str, first_new: int, length: int)
 
 
 # %%
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", type=Path, help="a folder of transformers or a .gguf file; else a tiny one is trained"
     )
     parser.add_argument("--text", type=Path, help="a text in UTF-8; else the reference of the Python language")
-    parser.add_argument("--characters", type=int, help="how much of the text is read; 100,000 with --model, else all")
-    parser.add_argument("--tokens", type=int, default=50, help="the number of new tokens")
-    parser.add_argument("--steps", type=int, default=600, help="training steps of the tiny model")
+    parser.add_argument(
+        "--characters", type=positive, help="how much of the text is read; 100,000 with --model, else all"
+    )
+    parser.add_argument("--tokens", type=positive, default=50, help="the number of new tokens")
+    parser.add_argument("--steps", type=positive, default=600, help="training steps of the tiny model")
     parser.add_argument("--quick", action="store_true", help="a few steps on little text, to see that it runs")
     options = parser.parse_args(arguments)
     if options.characters is None:
@@ -170,6 +179,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     text = read(options.text, options.characters)
+    if len(text) < 2000:
+        raise SystemExit(f"the text has only {len(text)} characters, and at least 2,000 are needed; give a longer one")
     cut = text.rfind(" ", 0, len(text) * 9 // 10)
     texts, held_out = text[:cut], text[cut:]
     if options.model:
@@ -190,7 +201,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     # %%
     start = time.perf_counter()
-    report = add_tokens(model, tokenizer, words, [texts], held_out=[held_out], length=length)
+    try:
+        report = add_tokens(model, tokenizer, words, [texts], held_out=[held_out], length=length)
+    except (TypeError, ValueError) as error:  # of models that tokens cannot be added to
+        raise SystemExit(f"the tokens cannot be added: {error}") from None
     print(report)
     print(f"this took {time.perf_counter() - start:.0f} seconds")
 
@@ -206,7 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"\n{'held-out text':30}{'bits per character':>20}{'nats per new token':>20}")
     print(f"{'before, words split':30}{before:20.3f}{'–':>20}")
     for name, (bits, nats) in rows.items():
-        print(f"{name:30}{bits:20.3f}{nats:20.2f}")
+        print(f"{name:30}{bits:20.3f}" + (f"{'none there':>20}" if math.isnan(nats) else f"{nats:20.2f}"))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ def test_a_text_is_cut_into_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             archive.writestr(f"wikitext-2/wiki.{split}.tokens", f"{split} of\nlines\n" * 20)
     assert read(None, 20)[0][:5] == ["train", "of", "<eos>", "lines", "<eos>"]
     assert [len(text) for text in read(None, 20)] == [20, 2, 2]
+    (tmp_path / "wikitext-2" / "wikitext-2-v1.zip").write_text("damaged")
+    with pytest.raises(SystemExit, match="get it anew"):
+        read(None, 20)
 
 
 def test_the_chosen_cache_is_the_best_of_the_grid() -> None:

@@ -54,6 +54,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="cannot load"):
         load(tmp_path)
     assert len(read(None, 1000)) == 1000
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(SystemExit, match="at least 2,000"):
+        main(["--text", str(tmp_path / "short.txt")])
 
 
 def test_the_program_adds_tokens_and_compares_them(capsys: pytest.CaptureFixture[str]) -> None:
