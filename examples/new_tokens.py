@@ -200,6 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     old, plain, usual = len(tokenizer), copy.deepcopy(model), copy.deepcopy(tokenizer)
 
     # %%
+    print(f"reading {len(texts):,} characters once, and {len(held_out):,} held-out ones twice", file=sys.stderr)
     start = time.perf_counter()
     try:
         report = add_tokens(model, tokenizer, words, [texts], held_out=[held_out], length=length)
