@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/**/*.md", "docs/site.css", "results/**/*")
+PAGES += ("examples/*.md", "examples/*.py", "examples/notebooks/*.ipynb")
 """The files of the site. They keep their places, so that a link from one to another works as in the repository."""
 
 _log = logging.getLogger("mkdocs.hooks.site")

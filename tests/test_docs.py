@@ -30,7 +30,7 @@ def test_code_of_the_pages_runs() -> None:
 
 def test_every_local_link_exists() -> None:
     root = README.parent
-    for page in [README, *root.glob("docs/**/*.md"), *root.glob("results/**/README.md")]:
+    for page in [README, *root.glob("docs/**/*.md"), *root.glob("results/**/README.md"), root / "examples/README.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
