@@ -2,6 +2,8 @@
 
 python -m benchmarks.new_tokens choose --json runs/choose.json
 python -m benchmarks.new_tokens test --chosen runs/choose.json --json runs/test.json
+
+With --without-adam, rows that need no gradients are judged alone, which takes a few minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from hebbian_softmax import NewClasses
 RATES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01)
 HOLDS = (0, 2)
 """After the write, gradients move rows of tokens that were seen at least so often."""
-SHRINKAGES = {"whitened": (0.5, 1, 2, 3, 5), "isotropic": (0.1, 0.25, 0.5, 1, 2)}
+SHRINKAGES = {"whitened": (0.5, 1, 2, 3, 5), "isotropic": (0.1, 0.25, 0.35, 0.5, 1, 2)}
 RIDGES = (0.03, 0.1, 0.3, 1)
 
 
@@ -58,7 +60,7 @@ def shrunk(split: Split, kind: str, k: float) -> tuple[Tensor, Tensor]:
     return split.written(NewClasses(whiten=kind == "whitened", shrinkage=k), bias=True)
 
 
-def choose(split: Split, found: dict[str, Any], save: Callable[[], None]) -> None:
+def choose(split: Split, found: dict[str, Any], save: Callable[[], None], adam: bool) -> None:
     """Judge settings by tokens that take no part in the test, and name the best."""
     found |= {"new tokens": len(split.new), "one write": {}, "shrinkage": {}, "map": {}, "adam": {}}
     for name, start in one_write(split).items():
@@ -70,7 +72,7 @@ def choose(split: Split, found: dict[str, Any], save: Callable[[], None]) -> Non
     for ridge in RIDGES:
         found["map"][str(ridge)] = show(f"map, ridge {ridge}", split.judge(*alternatives.learned_map(split, ridge)))
     save()
-    for name, start in starts(split).items():
+    for name, start in starts(split).items() if adam else ():
         for hold in HOLDS if name == "write" else (0,):
             runs = found["adam"][f"{name}, from {hold}"] = {}
             for lr in RATES:
@@ -93,7 +95,7 @@ def best(runs: dict[str, dict[str, float]]) -> float:
     return float(min(runs, key=lambda setting: runs[setting]["perplexity"]))
 
 
-def test(split: Split, chosen: dict[str, Any], found: dict[str, Any], save: Callable[[], None]) -> None:
+def test(split: Split, chosen: dict[str, Any], found: dict[str, Any], save: Callable[[], None], adam: bool) -> None:
     """Judge the chosen settings by the tokens of a test."""
     found |= {"new tokens": len(split.new), "one write": {}, "adam": {}}
     for name, start in one_write(split).items():
@@ -104,6 +106,8 @@ def test(split: Split, chosen: dict[str, Any], found: dict[str, Any], save: Call
     name = f"learned map, ridge {chosen['ridge']:g}"
     found["one write"][name] = show(name, split.judge(*alternatives.learned_map(split, chosen["ridge"])))
     save()
+    if not adam:
+        return
     begun = starts(split)
     for key, (first, second) in chosen["rates"].items():
         start, _, hold = key.partition(", from ")
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--chosen", type=Path, help="for the test: what the stage 'choose' has written")
     parser.add_argument("--splits", type=int, default=3, help="the number of tests")
     parser.add_argument("--only", type=int, help="the one of these tests that is made, from 1; all without it")
+    parser.add_argument("--without-adam", action="store_true", help="judge only rows that need no gradients")
     parser.add_argument("--json", type=Path, required=True, help="where the numbers are written")
     options = parser.parse_args()
     if options.stage == "test" and options.chosen is None:
@@ -144,14 +149,14 @@ def main() -> None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
     if options.stage == "choose":
-        choose(choosing(), result, save)
+        choose(choosing(), result, save, not options.without_adam)
     else:
         result["chosen"] = json.loads(options.chosen.read_text())["best"]
         result["splits"] = {}
         for number, make in enumerate(tests, 1):
             if options.only in (None, number):
                 found = result["splits"][str(number)] = {}
-                test(make(), result["chosen"], found, save)
+                test(make(), result["chosen"], found, save, not options.without_adam)
     save()
 
 

@@ -67,13 +67,20 @@ class Recorded(nn.Module):
         self.tokens = torch.cat([kept, new])
         """The original token behind each token that the model is given."""
         h = h.view(len(pieces), pieces.shape[1] - 1, -1)
-        self.known = {tuple(piece[:SHORTEST]): each for piece, each in zip(pieces.tolist(), h, strict=True)}
+        self.kept = torch.zeros(len(self.tokens), dtype=torch.bool).index_fill(0, kept, True)
+        self.unknown = int(kept[0])
+        self.known = dict(zip(self.beginnings(pieces), h, strict=True))
         assert len(self.known) == len(pieces), "two pieces begin alike"
         self.embed_tokens = nn.Embedding(len(kept), h.shape[2])  # which add_tokens resizes
 
+    def beginnings(self, pieces: Tensor) -> list[tuple[int, ...]]:
+        """Return the first tokens of pieces (n, tokens) as a tokenizer reads them that has none of the new ones."""
+        start = pieces[:, :SHORTEST]
+        return [tuple(each) for each in torch.where(self.kept[start], start, self.unknown).tolist()]
+
     def forward(self, input_ids: Tensor, **options: Any) -> BaseModelOutputWithPast:
         """Return the activations; those of the last token of a piece, which nothing follows, are zeros."""
-        found = torch.stack([self.known[tuple(row[:SHORTEST])] for row in self.tokens[input_ids].tolist()])
+        found = torch.stack([self.known[each] for each in self.beginnings(self.tokens[input_ids])])
         found = nn.functional.pad(found, (0, 0, 0, 1))[:, : input_ids.shape[1]]
         return BaseModelOutputWithPast(last_hidden_state=found)
 
