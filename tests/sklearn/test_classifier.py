@@ -242,14 +242,14 @@ def test_taking_the_scale_anew_leaves_the_decisions() -> None:
 
 def test_it_learns_from_nothing_without_a_gradient_step() -> None:
     """Rows that were written around the mean of few examples must not spoil those that are written later."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(1)
     means = 3 * random.normal(size=(40, 16))
     y = random.permutation(np.repeat(np.arange(40), 3))
     x = means[y] + random.normal(size=(len(y), 16))
     model = quick()
     for i in range(len(x)):
         model.memorize(x[i : i + 1], y[i : i + 1])
-    assert model.score(means, np.arange(40)) > 0.8
+    assert model.score(means, np.arange(40)) > 0.9
 
 
 def test_a_row_that_is_only_written_is_the_mean_at_full_length() -> None:
