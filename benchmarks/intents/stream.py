@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.special import expit
 from sklearn.linear_model import SGDClassifier
 
 from benchmarks.intents.contenders import unit
@@ -81,24 +82,36 @@ class StreamingLDA(Means):
 
 
 class SGD:
-    """scikit-learn's SGDClassifier with the logistic loss; it must know all labels from the start."""
+    """scikit-learn's SGDClassifier with the logistic loss; it must know all labels from the start.
+
+    A step for one utterance is made here, for all labels at once: scikit-learn makes it label by label, which takes
+    more than ten times as long. A test compares the two.
+    """
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
     def begin(self, labels: Array, known: Labelled, seed: int) -> None:
-        self.model = SGDClassifier(loss="log_loss", alpha=self.alpha, random_state=seed)
         self.labels = labels
+        self.rows, self.intercepts, self.step = np.zeros((len(labels), known.x.shape[1])), np.zeros(len(labels)), 1.0
         if len(known.x):
+            model = SGDClassifier(loss="log_loss", alpha=self.alpha, random_state=seed)
             order = np.random.default_rng(seed).permutation(len(known.x))
             for _ in range(5):
-                self.model.partial_fit(known.x[order], known.y[order], classes=labels)
+                model.partial_fit(known.x[order], known.y[order], classes=labels)
+            self.rows, self.intercepts, self.step = model.coef_.astype(np.float64), model.intercept_, model.t_
 
     def learn(self, x: Array, label: str) -> None:
-        self.model.partial_fit(x[None], [label], classes=self.labels)
+        # The learning rate "optimal": 1 / (α (t₀ + t − 1)), where t₀ makes the first one α^(−1/4).
+        rate = 1 / (self.alpha * (self.alpha**-0.75 + self.step - 1))
+        gradients = expit(self.rows @ x + self.intercepts) - (self.labels == label)
+        self.rows *= max(0.0, 1 - rate * self.alpha)
+        self.rows -= rate * np.outer(gradients, x)
+        self.intercepts = self.intercepts - rate * gradients
+        self.step += 1
 
     def predict(self, x: Array) -> Array:
-        return self.model.predict(x)
+        return self.labels[(x @ self.rows.T + self.intercepts).argmax(1)]
 
 
 class Ours:
@@ -122,7 +135,7 @@ class Ours:
 LEARNERS: dict[str, list[Callable[[], Learner]]] = {
     "nearest class mean": [NearestMean],
     "streaming LDA": [lambda: StreamingLDA(1e-3), lambda: StreamingLDA(1e-2), lambda: StreamingLDA(1e-1)],
-    "SGDClassifier": [lambda: SGD(1e-4), lambda: SGD(1e-5)],
+    "SGDClassifier": [lambda: SGD(1e-3), lambda: SGD(1e-4), lambda: SGD(1e-5), lambda: SGD(1e-6)],
     "HebbianClassifier": [Ours],
     "HebbianClassifier, nothing written": [lambda: Ours(limit=0)],
     "HebbianClassifier, shrinkage 0": [lambda: Ours(shrinkage=0.0)],

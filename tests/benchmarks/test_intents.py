@@ -8,6 +8,7 @@ import pytest
 from benchmarks.intents import __main__ as intents
 from benchmarks.intents import data, few, stream
 from benchmarks.intents.contenders import CONTENDERS
+from sklearn.linear_model import SGDClassifier
 
 QUICK = [name for name in CONTENDERS if "random features" not in name and "Classifier" not in name]
 
@@ -53,6 +54,20 @@ def test_streams_count_what_was_predicted(known: int) -> None:
         assert 40 < found["test"] <= 100
         assert 0 <= found["second"] <= 100
         assert found["stream"] > 30
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-5])
+def test_the_steps_of_sgd_are_those_of_scikit_learn(alpha: float) -> None:
+    x, y = data.digits().train
+    x, labels = x[:200].astype(np.float64) / 16, np.unique(y)
+    ours, model = stream.SGD(alpha), SGDClassifier(loss="log_loss", alpha=alpha)
+    ours.begin(labels, data.Labelled(x[:0], y[:0]), 0)
+    for each, label in zip(x, y, strict=False):
+        ours.learn(each, label)
+        model.partial_fit(each[None], [label], classes=labels)
+    np.testing.assert_allclose(ours.rows, model.coef_, rtol=1e-6, atol=1e-9 * np.abs(model.coef_).max())
+    np.testing.assert_allclose(ours.intercepts, model.intercept_, rtol=1e-6)
+    assert (ours.predict(x) == model.predict(x)).all()
 
 
 def test_it_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

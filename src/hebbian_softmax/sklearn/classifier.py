@@ -26,6 +26,8 @@ FEWEST_STEPS = 200
 """The number of steps in which ``fit`` learns a small data set."""
 LATER_RATE = 0.1
 """The learning rate of steps after the first call, as a part of the highest one in the first call."""
+GROWTH = 1.2
+"""Mean and spread are taken anew when the number of examples has grown by this factor."""
 
 
 class HebbianClassifier(ClassifierMixin, BaseEstimator):
@@ -42,8 +44,8 @@ class HebbianClassifier(ClassifierMixin, BaseEstimator):
     nearly.
 
     Features may have any offset and scale: they are centred, and divided by the spread within classes. The mean and the
-    spread are taken anew whenever the number of examples has doubled, without a change of the decision function. All
-    classes are taken to be equally frequent, whatever their numbers of examples are.
+    spread are taken anew whenever the number of examples has grown by a fifth, without a change of the probabilities.
+    All classes are taken to be equally frequent, whatever their numbers of examples are.
 
     Args:
         alpha: the strength of the L2 penalty on the rows.
@@ -222,14 +224,17 @@ class HebbianClassifier(ClassifierMixin, BaseEstimator):
         self._store.store(x, classes, self._random)
         self._spread.see(x, classes)
         others_come = self._classes_at_scaling == 1 and self._spread.classes > 1
-        if others_come or self._spread.examples >= 2 * self._examples_at_scaling:
+        if others_come or self._spread.examples >= GROWTH * self._examples_at_scaling:
             self._rescale()
         targets = torch.from_numpy(classes).to(self.device)
         self._head.memorize(_means_at_full_length(self._activations(x), targets), targets)
         return classes
 
     def _rescale(self) -> None:
-        """Take mean and spread of the features anew, and change the rows so that the logits stay as they are.
+        """Take mean and spread of the features anew, and change the rows so that the probabilities stay as they are.
+
+        Rows that were written around an older mean have the way to the new one in common. It is taken off, since rows
+        that will be written do not have it and would lose, or win, by it.
 
         A class that was alone had no other to be told from, and its features no mean to differ from: its row is made
         anew, too.
@@ -240,14 +245,17 @@ class HebbianClassifier(ClassifierMixin, BaseEstimator):
             scale = float(np.linalg.norm(self._spread.means(seen), axis=1).mean()) or 1.0
         head = self._head
         with torch.no_grad():
+            known = head.counts > 0  # rows without an example mean nothing yet
             moved = head.weight @ torch.from_numpy((center - self._center) / self._scale).to(head.weight)
-            head.bias.add_(moved * (head.counts > 0))  # rows without an example mean nothing yet
+            head.bias.add_(moved * known)
             head.weight *= scale / self._scale
             self._center, self._scale = center, scale
             if self._classes_at_scaling == 1 and len(seen) > 1:
-                alone = head.counts > 0
-                head.weight[alone] = self._activations(self._spread.means(np.flatnonzero(alone.cpu())))
-                head.bias[alone] = 0
+                head.weight[known] = self._activations(self._spread.means(np.flatnonzero(known.cpu())))
+                head.bias[known] = 0
+            elif len(seen) > 1:
+                for rows in (head.weight, head.bias):
+                    rows[known] -= rows[known].mean(0)
         self._examples_at_scaling, self._classes_at_scaling = self._spread.examples, len(seen)
         self._begin_steps_anew()
 
