@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.new_tokens import alternatives
+from benchmarks.new_tokens import alternatives, protocol
 from benchmarks.new_tokens.features import Features
 from benchmarks.new_tokens.protocol import Split, drawn_tokens, log_normalisers
 
@@ -83,3 +83,28 @@ def test_words_that_others_begin_with_are_left_out() -> None:
 
     texts = ["see the dlr and dlrs", "the mln dlrs, a mln dlrs"]
     assert split_words(tokenizer, texts, 2) == [" dlrs", " mln"]
+
+
+def test_add_tokens_gives_lost_tokens_the_rows_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[dev]'")
+    from benchmarks.new_tokens import function
+    from benchmarks.new_tokens.features import LENGTH
+    from transformers import LlamaConfig
+
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(TOKENS, 16, generator=generator)
+    pieces = torch.randint(TOKENS, (8, LENGTH), generator=generator)
+    targets = pieces[:, 1:].reshape(-1)
+    h = rows[targets] + torch.randn(len(targets), 16, generator=generator)
+    h[:, 0], rows[:, 0] = 4.0, 0.0  # what all activations have in common stands for a bias
+    features, new = Features(h, targets, rows), torch.tensor([7, 20, 21, 33])
+    config = LlamaConfig(hidden_size=16, intermediate_size=16, num_attention_heads=1, vocab_size=TOKENS)
+    found = function.measure(config, pieces, features, new, streamed=6, judged=2)
+    end = 6 * (LENGTH - 1)
+    monkeypatch.setattr(protocol, "CALIBRATED", end)  # as many as add_tokens has
+    (log_z,) = log_normalisers(features, [new])
+    split = Split(features, new, slice(end, len(targets)), log_z, slice(end))
+    expected = split.judge(*split.written(NewClasses(), bias=False))
+    for name in ("perplexity", "perplexity of kept tokens"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    assert expected["perplexity"] < split.judge(*alternatives.line_and_prior(split, bias=False))["perplexity"]
