@@ -85,6 +85,8 @@ class Recorder:
         model.model.register_forward_hook(self._keep, with_kwargs=True)
 
     def _keep(self, module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if kwargs["attention_mask"] is None:  # add_tokens looks at a few tokens first, to check the model
+            return
         real = kwargs["attention_mask"][:, 1:].bool()
         self.h.append(output.last_hidden_state[:, :-1][real].float())
         self.targets.append(kwargs["input_ids"][:, 1:][real])
