@@ -18,7 +18,7 @@ from tests.lab.images.toys import toy_set
 
 DATA = toy_set(40)
 TUNED = Method(hebbian=True, learning_rate=3e-3, limit=20)
-LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, center=False)
+LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, write="literal")
 PLAIN = Method(hebbian=False, learning_rate=3e-3)
 
 

@@ -47,7 +47,12 @@ class Comparison:
                 gamma=settings.gamma,
                 limit=settings.limit,
                 start=settings.start,
+                write=settings.write,
+                scale=1.0 if settings.write == "literal" else "match",
+                fade=settings.fade,
                 active_only=settings.softmax == "active",
+                seen_only=settings.softmax == "seen",
+                checks_seen_only=settings.checks == "seen",
             )
             size: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
             self.learners[name] = Learner(data, method, settings.seed, device=device, images=images, **size)
