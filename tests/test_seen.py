@@ -23,16 +23,17 @@ IGNORED = -100
 class Literal:
     """The definition, literally: a set of classes seen, and a softmax over the rows of those that take part."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
         self.seen: set[int] = set()
 
     def taking_part(self, targets: Tensor, token_weight: Tensor | None = None) -> list[int]:
-        """Return the classes seen before, and those that the targets of this call name."""
+        """Return the classes seen before, and those that the targets of this call name; all if these are too few."""
         found = set(self.seen)
         for j, target in enumerate(targets.tolist()):
             if token_weight is None or float(token_weight[j]) != 0:
                 found |= {i for i, p in enumerate(target) if p != 0} if targets.dim() == 2 else {target} - {IGNORED}
-        return sorted(found)
+        return sorted(found) if len(found) > 1 else list(range(self.classes))
 
     def loss(self, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, **options: Any) -> Tensor:
         """Return the loss of a matrix that has these classes only."""
@@ -122,7 +123,7 @@ def test_training_is_that_of_a_smaller_matrix(
     )
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
-    literal = Literal()
+    literal = Literal(classes)
     for _ in range(3):
         targets = [some_targets(n, classes, soft, generator) for _ in range(micro_batches)]
         compare(head, [(torch.randn(n, features).to(dtype), each) for each in targets], literal, **given)
@@ -133,20 +134,35 @@ def test_training_is_that_of_a_smaller_matrix(
         assert set(head.counts.nonzero()[:, 0].tolist()) == literal.seen
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_batches_of_a_single_class_are_learned(clip: bool) -> None:
+    """A softmax over one class has no gradient, and clipping one of zeros would look like clearing it."""
+    head, optimizer = attached_head(seen_only=True)
+    for labels, trained in (([1, 1], range(6)), ([1], range(6)), ([2], (1, 2)), ([1], (1, 2)), ([4, 4], (1, 2, 4))):
+        head.loss(torch.randn(len(labels), 4), torch.tensor(labels)).backward()
+        assert head.weight.grad is not None
+        assert head.weight.grad.any(1).nonzero()[:, 0].tolist() == list(trained)
+        if clip:
+            nn.utils.clip_grad_norm_(head.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert head.counts.tolist() == [0, 4, 1, 0, 2, 0]
+
+
 def test_tokens_without_weight_bring_in_no_class() -> None:
     head, _ = attached_head(seen_only=True, classes=8)
     weights = torch.tensor([1.0, 0.0, 2.0, -0.5])
-    compare(head, [(torch.randn(4, 4), torch.tensor([1, 2, 3, 4]))], Literal(), token_weight=weights)
+    compare(head, [(torch.randn(4, 4), torch.tensor([1, 2, 3, 4]))], Literal(8), token_weight=weights)
     head.weight.grad = None
     probabilities = F.one_hot(torch.tensor([1, 2, 3, 4]), 8).float()
-    compare(head, [(torch.randn(4, 4), probabilities)], Literal(), token_weight=weights)
+    compare(head, [(torch.randn(4, 4), probabilities)], Literal(8), token_weight=weights)
 
 
 def test_probabilities_that_are_smoothed_bring_in_every_class() -> None:
     head, _ = attached_head(seen_only=True)
     smooth = torch.full((2, 6), 0.05)
     smooth[:, 1] = 0.75
-    compare(head, [(torch.randn(2, 4), smooth)], Literal())
+    compare(head, [(torch.randn(2, 4), smooth)], Literal(6))
     assert head.weight.grad is not None
     assert head.weight.grad.any(1).all()
 

@@ -59,13 +59,13 @@ def _ensure_counts(head: HebbianSoftmax, classes: int) -> None:
 
 
 def _taking_part(head: HebbianSoftmax, targets: Tensor | None, token_weight: Tensor | None) -> Tensor:
-    """Return whether each class was counted or is a target; True for all of them where none is."""
+    """Return whether each class was counted or is a target. Where that leaves too few of them, all take part."""
     part = head.counts > 0
-    if not head.training:  # a head that never counted, such as a new one, has learned no class more than another
+    if targets is None or not head.training:  # a head that never counted has learned no class more than another
         part = part | ~part.any()
     if targets is None:
-        pass
-    elif targets.is_floating_point():
+        return part
+    if targets.is_floating_point():
         present = targets.detach() != 0
         if token_weight is not None:
             present = present & (token_weight.reshape(-1, 1) != 0)
@@ -78,4 +78,8 @@ def _taking_part(head: HebbianSoftmax, targets: Tensor | None, token_weight: Ten
         # What is left out goes to a place behind the last class, so that shapes do not depend on values.
         index = torch.where(counted, targets.long(), classes)
         part = part | torch.zeros(classes + 1, dtype=torch.bool, device=part.device).scatter(0, index, True)[:-1]
-    return part | ~part.any()
+    if (
+        head.training
+    ):  # A single class has no gradient, and zeros that are clipped look like a gradient that was cleared.
+        part = part | (part.sum() < 2)
+    return part
