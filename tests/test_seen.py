@@ -39,11 +39,10 @@ class Literal:
         """Return the loss of a matrix that has these classes only."""
         token_weight, prior = options.pop("token_weight", None), options.pop("prior", None)
         part = self.taking_part(targets, token_weight)
-        logits = torch.stack([h @ weight[i] + (0 if bias is None else bias[i]) for i in part], dim=1).to(
-            torch.promote_types(h.dtype, torch.float32)
-        )
+        logits = h @ weight[part].T
+        logits = (logits if bias is None else logits + bias[part]).to(torch.promote_types(h.dtype, torch.float32))
         if prior is not None:
-            logits = logits + torch.stack([prior[i] for i in part]).to(logits.dtype)
+            logits = logits + prior[part].to(logits.dtype)
         if targets.dim() == 2:
             places = targets[:, part].to(logits.dtype)
         else:
