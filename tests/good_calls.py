@@ -69,6 +69,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "HebbianSoftmax.suggest": with_defaults(hs.HebbianSoftmax.suggest, counts=[3, 5], epochs=2),
     "HebbianSoftmax.loss": lambda **changes: a_head().loss(**(BATCH | {"remember": False} | changes)),
+    "HebbianSoftmax.seen_prior": lambda **changes: a_head().seen_prior(**({"targets": Y} | changes)),
     "HebbianSoftmax.remember": lambda **changes: a_head().eval().remember(**(BATCH | changes)),
     "HebbianSoftmax.memorize": lambda **changes: a_head().memorize(**(BATCH | changes)),
     "HebbianSoftmax.calibrate": lambda **changes: a_trained_head().calibrate(**({"h": H} | changes)),

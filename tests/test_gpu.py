@@ -167,7 +167,13 @@ def test_growth_with_a_fused_optimizer() -> None:
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rate": lambda c, n: 1 / (1.0 + c)}, {"scale": 0.1, "objective": "ip"}, {"start": 5, "fade": True}],
+    [
+        {},
+        {"rate": lambda c, n: 1 / (1.0 + c)},
+        {"scale": 0.1, "objective": "ip"},
+        {"start": 5, "fade": True},
+        {"seen_only": True},
+    ],
 )
 def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None:
     """Captured after three steps, then replayed with new data: the same training as without a graph."""
@@ -195,8 +201,9 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
     assert_states_as_close(train(True), train(False), train(False, torch.float64))
 
 
-def test_the_write_does_not_wait_for_the_device() -> None:
-    head = HebbianSoftmax(8, 50, device="cuda", **OK)
+@pytest.mark.parametrize("seen_only", [False, True])
+def test_a_step_does_not_wait_for_the_device(seen_only: bool) -> None:
+    head = HebbianSoftmax(8, 50, device="cuda", seen_only=seen_only, **OK)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     train(head, optimizer)

@@ -128,6 +128,15 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int, classes: int | Non
     return flat, targets.reshape(flat.shape[0], targets.shape[-1]) if soft else targets.reshape(-1).long()
 
 
+def check_targets(targets: Tensor, classes: int) -> Tensor:
+    """Return targets without their activations, classes as (N,) and probabilities as (N, classes), if they are such."""
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"targets must be a tensor, got {type(targets).__name__}")
+    soft = targets.is_floating_point() and targets.dim() > 0 and targets.shape[-1] == classes
+    shape = targets.shape[:-1] if soft else targets.shape
+    return check_batch(torch.empty((*shape, 1), device=targets.device), targets, features=1, classes=classes)[1]
+
+
 def check_activations(h: Tensor, features: int) -> Tensor:
     """Return activations (..., features) as (N, features), if they are such."""
     targets = torch.zeros(h.shape[:-1], dtype=torch.int64, device=h.device) if isinstance(h, Tensor) else h

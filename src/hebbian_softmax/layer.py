@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hebbian_softmax import _torch, checks, state
+from hebbian_softmax import _torch, checks, seen, state
 from hebbian_softmax.attach import targets as target_context
 from hebbian_softmax.attach.attachment import Attachment, attach_to, warn_unattached
-from hebbian_softmax.attach.frozen import WeightInUse
 from hebbian_softmax.calibration import Calibration, NewClasses, check_new_classes
 from hebbian_softmax.distributed import check_rows_at_hand, group_of_batch, weight_to_write
 from hebbian_softmax.growth import grow
@@ -65,6 +64,8 @@ class HebbianSoftmax(nn.Linear):
             (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile.
         fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
             first write of a class after ``start`` does not fade.
+        seen_only: whether the softmax of :meth:`loss` leaves out classes that were never counted and are no target of
+            the call, and :meth:`forward` in eval mode gives them -inf; see :mod:`hebbian_softmax.seen`.
         new_classes: how classes that are added to a trained head are written; see :mod:`hebbian_softmax.calibration`.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
@@ -107,6 +108,7 @@ class HebbianSoftmax(nn.Linear):
         scale: float | str | None = None,
         start: int | str = 0,
         fade: bool = False,
+        seen_only: bool = False,
         new_classes: NewClasses | None = None,
         ignore_index: int = -100,
         device: torch.device | str | None = None,
@@ -128,6 +130,7 @@ class HebbianSoftmax(nn.Linear):
         self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
         self.write, self.scale, self.start, self.fade = write, scale, start, fade
         self.new_classes = check_new_classes(new_classes)
+        self.seen_only = checks.check_flag("seen_only", seen_only)
         self.memorizing = True
         """Set this to False to stop the writes; counting goes on."""
         for name, shape in (("counts", (num_classes,)), ("since_start", (num_classes,)), ("nonfinite_count", ())):
@@ -175,10 +178,7 @@ class HebbianSoftmax(nn.Linear):
         >>> head.to_linear().weight is head.weight
         True
         """
-        weight = checks.check_weight(self)
-        linear = nn.Linear(self.in_features, 1, self.bias is not None, "meta", weight.dtype)
-        linear.weight, linear.bias, linear.out_features = weight, self.bias, self.num_classes
-        return linear.train(self.training)
+        return state.linear_of(self)
 
     @staticmethod
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
@@ -212,14 +212,17 @@ class HebbianSoftmax(nn.Linear):
 
         Reading it waits for the device.
         """
-        total = int(self.nonfinite_count)
-        if total > self._nonfinite_told:
-            message = f"{total - self._nonfinite_told} activations had no finite norm and were not memorised"
-            self._nonfinite_told = total
+        self._nonfinite_told, told = int(self.nonfinite_count), self._nonfinite_told
+        if self._nonfinite_told > told:
+            message = f"{self._nonfinite_told - told} activations had no finite norm and were not memorised"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return total
+        return self._nonfinite_told
 
     def forward(self, input: Tensor) -> Tensor:
+        logits = self._logits(input)
+        return seen.without_unseen(self, logits) if self.seen_only and not self.training else logits
+
+    def _logits(self, input: Tensor) -> Tensor:
         # First, and without a look at the graph, so that this stays one graph.
         if torch.compiler.is_compiling() and self.row_mesh is None:
             if not self.in_context:
@@ -242,10 +245,9 @@ class HebbianSoftmax(nn.Linear):
         """Return a parameter, buffer or module; the weight as a WeightInUse while frozen features wait for logits."""
         value: Any = super().__getattr__(name)
         attachment: Attachment | None = self.__dict__.get("_attachment") if name == "weight" else None
-        if attachment is None or torch.compiler.is_compiling() or not attachment.frozen_inputs.waits:
+        if attachment is None or torch.compiler.is_compiling():
             return value
-        plain = _torch.is_transforming() or _torch.is_sharded(value) or not torch.is_grad_enabled()
-        return value if plain else WeightInUse.of(value, attachment.frozen_inputs)
+        return attachment.frozen_inputs.in_use(value)
 
     def loss(
         self,
@@ -293,6 +295,7 @@ class HebbianSoftmax(nn.Linear):
         dropped = F.dropout(flat, self.dropout, self.training) if self.row_mesh is None else same_dropout(self, flat)
         if copy is not None and (soft or self.num_classes == 0):  # what follows is plain torch, and cannot use the copy
             dropped, copy = dropped.to(weight_of_head.dtype), None
+        options = seen.with_left_out(self, flat_targets, options) if self.seen_only else options
         operands = dropped, weight_of_head, flat_targets, self.bias
         if self.row_mesh is not None:
             loss = shared_loss(*operands, options, copy)
@@ -310,6 +313,13 @@ class HebbianSoftmax(nn.Linear):
             classes = checks.classes_to_memorize(flat_targets, self.ignore_index, token_weight)
             loss = self._attachment.watch(loss, flat, classes)
         return loss
+
+    def seen_prior(self, targets: Tensor | None = None) -> Tensor:
+        """Return 0 for each class that was counted or is in ``targets``, and -inf for the others.
+
+        Add it to the logits of a loss of your own, or give it as ``prior`` to :func:`~hebbian_softmax.linear_topk`.
+        """
+        return seen.prior_of(self, targets)
 
     def remember(self, h: Tensor, targets: Tensor) -> None:
         """Remember activations for a loss of your own; call this before the backward pass of that loss.
@@ -445,14 +455,7 @@ class HebbianSoftmax(nn.Linear):
         return checks.check_rate_values(self.rate(counts, n), counts)
 
     def extra_repr(self) -> str:
-        rate = f"gamma={self.gamma:g}, limit={self.limit}"
-        if self.rate != PaperRate(self.gamma, self.limit):
-            rate += f", rate={self.rate!r}"
-        return (
-            f"in_features={self.in_features}, num_classes={self.num_classes}, {rate}, bias={self.bias is not None}, "
-            f"dropout={self.dropout:g}, objective={self.objective!r}, write={self.write!r}, scale={self.scale!r}, "
-            f"start={self.start!r}, fade={self.fade}"
-        )
+        return state.described(self)
 
     def remembers(self, warn: bool = False) -> bool:
         """Return whether activations are remembered now: while training, on an attached head.

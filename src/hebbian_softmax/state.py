@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.calibration import Calibration
+from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import Euclidean
-from hebbian_softmax.rule import LARGEST_COUNT
+from hebbian_softmax.rule import LARGEST_COUNT, PaperRate
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -49,6 +50,11 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
 
     It is a warning only where the rule goes on to write trained rows.
     """
+    if head.seen_only and head.limit == 0:
+        raise ValueError(
+            "seen_only leaves out classes with count 0, and with limit=0 those of a plain nn.Linear have it; give "
+            "counts=1 to from_linear, or make the head with a limit of at least 1"
+        )
     count = torch.tensor([head.limit])
     rate = float(head.rate(count, torch.ones_like(count)))
     _log.log(
@@ -63,6 +69,18 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
     )
 
 
+def described(head: HebbianSoftmax) -> str:
+    """Return the settings of a head as its ``repr`` has them."""
+    rate = f"gamma={head.gamma:g}, limit={head.limit}"
+    if head.rate != PaperRate(head.gamma, head.limit):
+        rate += f", rate={head.rate!r}"
+    return (
+        f"in_features={head.in_features}, num_classes={head.num_classes}, {rate}, bias={head.bias is not None}, "
+        f"dropout={head.dropout:g}, objective={head.objective!r}, write={head.write!r}, scale={head.scale!r}, "
+        f"start={head.start!r}, fade={head.fade}, seen_only={head.seen_only}"
+    )
+
+
 def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int | None) -> None:
     """Give a ``head`` made on the meta device the parameters of ``linear`` and the counts for them."""
     new_counts = torch.full((linear.out_features,), head.limit, dtype=torch.int64)
@@ -73,6 +91,14 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.reset_memory(new_counts)
+
+
+def linear_of(head: HebbianSoftmax) -> nn.Linear:
+    """Return a plain ``nn.Linear`` that has the parameters of ``head``."""
+    weight = check_weight(head)
+    linear = nn.Linear(head.in_features, 1, head.bias is not None, "meta", weight.dtype)
+    linear.weight, linear.bias, linear.out_features = weight, head.bias, head.num_classes
+    return linear.train(head.training)
 
 
 @torch.no_grad()

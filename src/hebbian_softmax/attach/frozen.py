@@ -67,6 +67,11 @@ class FrozenInputs:
         logits.register_hook(lambda _: self._reach(output))  # the graph owns the output
         self._outputs = [weakref.ref(each) for each in (output, *self._live())]
 
+    def in_use(self, weight: Tensor) -> Tensor:
+        """Return what ``head.weight`` is now: a :class:`WeightInUse` while something waits for its logits."""
+        plain = not self.waits or _torch.is_transforming() or _torch.is_sharded(weight) or not torch.is_grad_enabled()
+        return weight if plain else WeightInUse.of(weight, self)
+
     def weight_gradient(self) -> None:
         """Note that a gradient comes to the weight: if no call explains it by the end of the pass, what waits does."""
         _torch.call_after_backward(self._explain_gradient)

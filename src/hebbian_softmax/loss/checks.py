@@ -206,11 +206,17 @@ def check_possible(target: Tensor, prior: Tensor, ignore_index: int) -> None:
         raise ValueError(f"target must not be a class that prior masks with -inf, got {int(masked[0])}")
 
 
-def check_probabilities_possible(probabilities: Tensor, prior: Tensor) -> None:
-    """Refuse soft targets (N, V) with a probability for a class that ``prior`` masks, on a CPU only."""
+def check_probabilities_possible(probabilities: Tensor, prior: Tensor, token_weight: Tensor | None) -> None:
+    """Refuse soft targets (N, V) with a probability for a class that ``prior`` masks, on a CPU only.
+
+    Rows whose weight is 0 take no part, whatever their targets are.
+    """
     if probabilities.device.type != "cpu" or not _has_values(probabilities) or not _has_values(prior):
         return
-    masked = ((probabilities.detach() != 0) & (prior == -torch.inf)).any(0)
+    masked = (probabilities.detach() != 0) & (prior == -torch.inf)
+    if token_weight is not None:
+        masked = masked & (token_weight.reshape(-1, 1) != 0)
+    masked = masked.any(0)
     if bool(masked.any()):
         where = int(masked.nonzero()[0])
         raise ValueError(

@@ -34,7 +34,7 @@ def soft_loss(logits: Tensor, probabilities: Tensor, options: Options) -> Tensor
     if options.prior is None:
         losses = F.cross_entropy(logits, probabilities, weight, reduction="none", label_smoothing=smoothing)
     else:
-        check_probabilities_possible(probabilities, options.prior)
+        check_probabilities_possible(probabilities, options.prior, options.token_weight)
         logits = logits + options.prior.to(logits.dtype)
         losses = _masked_losses(logits, probabilities, options.prior, weight, smoothing)
     if options.z_loss:

@@ -115,6 +115,22 @@ def test_the_summary_is_honest() -> None:
     assert "Hebbian softmax to 30" in summarize({"plain": slow, "hebbian": short}, settings)
     active = CurriculumSettings(steps=50, softmax="active")
     assert "Both chose among the classes that have come so far." in summarize({"plain": fast, "hebbian": slow}, active)
+    seen = summarize({"plain": fast, "hebbian": slow}, CurriculumSettings(steps=50, softmax="seen"))
+    assert "In training, the softmax of both was over the classes seen so far. Both chose among all classes" in seen
+    masked = CurriculumSettings(steps=50, softmax="seen", checks="seen")
+    assert "Both chose among the classes seen in training." in summarize({"plain": fast, "hebbian": slow}, masked)
+
+
+def test_every_setting_of_the_rule_and_the_softmax_reaches_the_learners() -> None:
+    given = {"write": "across", "fade": True, "start": "auto", "softmax": "seen", "checks": "seen"}
+    settings = CurriculumSettings(filters=4, device="cpu", **given)  # type: ignore[arg-type]
+    with Threads("cpu", 1) as threads:
+        for learner in Comparison(toy_set(), settings, threads).learners.values():
+            method, head = learner.method, learner.head
+            assert (method.seen_only, method.checks_seen_only, method.active_only) == (True, True, False)
+            assert (head.write, head.fade, head.memorizing) == ("across", True, method.hebbian)
+            assert head.attachment is not None
+            assert head.start == ("auto" if method.hebbian else 0)
 
 
 def test_suggestions_keep_what_they_do_not_vary() -> None:

@@ -91,7 +91,16 @@ def test_a_stored_trial_of_the_wrong_kind_is_named(tmp_path: Path, change: dict[
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [PLAIN, HEBBIAN, Method(hebbian=True, active_only=True, train_rows=False)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        PLAIN,
+        HEBBIAN,
+        Method(hebbian=True, active_only=True, train_rows=False),
+        Method(hebbian=True, learning_rate=3e-3, seen_only=True),
+        Method(hebbian=False, learning_rate=3e-3, seen_only=True, checks_seen_only=True),
+    ],
+)
 def test_a_graph_trains_as_the_plain_loop_does(method: Method) -> None:
     torch.backends.cudnn.deterministic = True
     # With this threshold every check adds a level, whatever the rounding.

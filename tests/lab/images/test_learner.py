@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.lab.images.toys import toy_set
 
 DATA = toy_set(40)
 TUNED = Method(hebbian=True, learning_rate=3e-3, limit=20)
-LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, center=False)
+LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, write="literal")
 PLAIN = Method(hebbian=False, learning_rate=3e-3)
 
 
@@ -200,6 +201,35 @@ def test_an_active_only_head_never_answers_or_trains_another_class() -> None:
     features = torch.randn(50, 4)
     assert learner.logits(features).argmax(dim=1).max() < 30
     assert not torch.equal(learner.head.weight[:30], before[:30])
+
+
+@pytest.mark.parametrize("hebbian", [False, True])
+def test_classes_never_seen_are_not_trained_and_answer_checks_only_if_they_may(hebbian: bool) -> None:
+    learner = small(Method(hebbian=hebbian, seen_only=True))
+    before = learner.head.weight.detach().clone()
+    for _ in range(3):
+        learner.step()
+    seen = learner.head.counts > 0
+    assert 0 < int(seen.sum()) <= 30
+    assert torch.equal(learner.head.weight[~seen], before[~seen])
+    assert not torch.equal(learner.head.weight[seen], before[seen])
+    features = torch.randn(50, 4)
+    learner.head.eval()
+    assert learner.logits(features).isfinite().all()  # checks are over all classes
+    learner = small(Method(hebbian=hebbian, seen_only=True, checks_seen_only=True))
+    learner.step()
+    learner.head.eval()
+    assert (learner.head.counts[learner.logits(features).argmax(1)] > 0).all()
+
+
+def test_a_plain_head_that_counts_learns_the_same() -> None:
+    """Only the mask may tell the baseline with a mask from plain softmax."""
+    plain, counting = small(PLAIN), small(replace(PLAIN, checks_seen_only=True))
+    for _ in range(3):
+        plain.step()
+        counting.step()
+    assert torch.equal(plain.head.weight, counting.head.weight)
+    assert int(counting.head.counts.sum()) == 3 * 32
 
 
 @pytest.mark.usefixtures("_float64")

@@ -47,7 +47,12 @@ class Comparison:
                 gamma=settings.gamma,
                 limit=settings.limit,
                 start=settings.start,
+                write=settings.write,
+                scale=1.0 if settings.write == "literal" else "match",
+                fade=settings.fade,
                 active_only=settings.softmax == "active",
+                seen_only=settings.softmax == "seen",
+                checks_seen_only=settings.checks == "seen",
             )
             size: dict[str, Any] = {"classes": settings.classes or None, "filters": settings.filters}
             self.learners[name] = Learner(data, method, settings.seed, device=device, images=images, **size)
@@ -111,12 +116,17 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings) ->
             f"{NAMES[faster[0]].capitalize()} had {target} classes after {second:,} steps, "
             f"{NAMES[slower[0]]} after {first:,}. "
         )
-    among = "the classes that have come so far"
+    among = "all classes, also those to come"
+    if settings.softmax == "active":
+        among = "the classes that have come so far"
+    elif settings.checks == "seen":
+        among = "the classes seen in training"
     if settings.softmax == "all":
-        among = "all classes, also those to come"
         words += (
             "Where it is known which classes can occur, leaving the others out (--softmax active) helps plain softmax. "
         )
+    elif settings.softmax == "seen":
+        words += "In training, the softmax of both was over the classes seen so far. "
     return f"{words}Both chose among {among}. This is one seed."
 
 
@@ -141,6 +151,7 @@ def suggest(name: str, settings: CurriculumSettings) -> list[str]:
         (replace(settings, seed=(settings.seed + 1) % 2**32), "other classes first, other first weights"),
         (replace(settings, steps=min(2 * settings.steps, 10**6)), "does the difference last?"),
         (replace(settings, softmax="active"), "only classes that have come compete: plain softmax likes that"),
+        (replace(settings, softmax="seen"), "classes never seen take no part in training"),
     ]
     commands = [
         f"{' '.join([f'hebbian compare {name}', *map(quoted, as_options(varied))])}  # {remark}"

@@ -24,9 +24,24 @@ class CurriculumSettings:
     start: int | str = setting(
         0, "step from which the rule writes, or auto: once features have settled", whole_or_auto, later=True
     )
+    write: str = setting(
+        "centred",
+        "what the rule writes: activations as they are (literal), without their mean (centred), or only across it",
+        choice("literal", "centred", "across"),
+        later=True,
+    )
+    fade: bool = setting(False, "let what the rule writes fade with the learning rate", later=True)
     filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))
     softmax: str = setting(
-        "all", "classes that compete: all from the first step on, or active ones only", choice("all", "active")
+        "all",
+        "classes that compete: all from the first step on, active ones only, or in training those seen so far",
+        choice("all", "active", "seen"),
+    )
+    checks: str = setting(
+        "all",
+        "classes that compete in checks: all that --softmax knows, or those seen",
+        choice("all", "seen"),
+        later=True,
     )
     seed: int = setting(0, "seed of the order of classes, the first weights and the draws", integer(0, 2**32 - 1))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))

@@ -42,10 +42,13 @@ class Method:
     rate: str = "paper"
     """The rate λ: `paper` is equation 4, `constant` is always γ, `inverse` is always 1/c (section 3.1)."""
     scale: float | str = "match"
-    center: bool = True
+    write: str = "centred"
+    """What the rule writes: `literal`, `centred` or `across`."""
     objective: str = "l2"
     start: int | str = 0
     """The step from which the rule writes, or `auto`: once features have settled."""
+    fade: bool = False
+    """Whether what the rule writes fades with the learning rate."""
     train_rows: bool = True
     """If False, the head's rows get no gradient and only the rule changes them."""
     head_rate: float = 1.0
@@ -57,6 +60,10 @@ class Method:
     """
     active_only: bool = False
     """Whether the softmax is over the active classes instead of all."""
+    seen_only: bool = False
+    """Whether the softmax of training leaves out classes that were in no batch yet."""
+    checks_seen_only: bool = False
+    """Whether checks leave them out, too."""
     class_means: bool = False
     """Whether the nearest mean of a class's training activations gives the answer instead of the head."""
 
@@ -110,7 +117,7 @@ class Learner:
 
         draws = torch.Generator().manual_seed(derive_seed(seed, "weights"))
         self.network = convnet(filters, draws).to(self.device)
-        # For plain softmax the head is not attached to the optimizer, so it is exactly an nn.Linear.
+        # For plain softmax the head is not attached to the optimizer, so it is exactly an nn.Linear; or it counts only.
         self.head = HebbianSoftmax(
             count_features(filters, *self.images.shape[-2:]),
             self.total,
@@ -118,9 +125,11 @@ class Learner:
             limit=method.limit,
             rate=RATES[method.rate](method.gamma, method.limit),
             scale=method.scale,
-            write="centred" if method.center else "literal",
+            write=method.write,
             objective=method.objective,
-            start=method.start,
+            start=method.start if method.hebbian else 0,
+            fade=method.fade,
+            seen_only=method.checks_seen_only,  # for checks; in training it is not the head that computes the loss
         )
         nn.init.xavier_uniform_(self.head.weight, generator=draws)
         self.head.to(self.device)
@@ -130,7 +139,9 @@ class Learner:
             {"params": list(self.head.parameters()), "lr": method.learning_rate * method.head_rate},
         ]
         self.optimizer = torch.optim.RMSprop(groups, lr=method.learning_rate, capturable=self.device.type == "cuda")
-        if method.hebbian:
+        self.counting = method.hebbian or method.seen_only or method.checks_seen_only
+        if self.counting:
+            self.head.memorizing = method.hebbian
             self.head.attach(self.optimizer)
 
         self.generator = torch.Generator(self.device).manual_seed(derive_seed(seed, "draws"))
@@ -162,9 +173,12 @@ class Learner:
     def descend(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Take a gradient step on the mean loss, weighted if `weights` are given, and return that loss."""
         features = self.network(inputs)
-        if self.method.hebbian:
+        if self.counting:
             self.head.remember(features, labels)  # the activation before dropout, as the paper says
-        losses = F.cross_entropy(self.logits(self._dropped(features)), labels, reduction="none")
+        logits = self.logits(self._dropped(features))
+        if self.method.seen_only:
+            logits = logits + self.head.seen_prior(labels)
+        losses = F.cross_entropy(logits, labels, reduction="none")
         loss = losses.mean() if weights is None else (losses * weights).sum() / weights.sum().clamp_min(1)
         self.optimizer.zero_grad()
         loss.backward()

@@ -237,8 +237,8 @@ def beyond(plain: Method, hebbian: Method) -> dict[str, tuple[str, Method]]:
     """Return variants by short name: a title and the tuned settings with one thing changed, not tuned again."""
     unlimited = 2**31 - 1
     return {
-        "literal": ("literal rule: neither scale nor center", replace(hebbian, scale=1.0, center=False)),
-        "scale": ("scale only", replace(hebbian, center=False)),
+        "literal": ("literal rule: neither scale nor center", replace(hebbian, scale=1.0, write="literal")),
+        "scale": ("scale only", replace(hebbian, write="literal")),
         "center": ("center only", replace(hebbian, scale=1.0)),
         "constant": ("constant λ = γ, for ever", replace(hebbian, rate="constant")),
         "inverse": ("pure λ = 1/c, for ever", replace(hebbian, rate="inverse")),
