@@ -78,8 +78,7 @@ def _taking_part(head: HebbianSoftmax, targets: Tensor | None, token_weight: Ten
         # What is left out goes to a place behind the last class, so that shapes do not depend on values.
         index = torch.where(counted, targets.long(), classes)
         part = part | torch.zeros(classes + 1, dtype=torch.bool, device=part.device).scatter(0, index, True)[:-1]
-    if (
-        head.training
-    ):  # A single class has no gradient, and zeros that are clipped look like a gradient that was cleared.
+    if head.training:
+        # A single class has no gradient, and zeros that are clipped look like a gradient that was cleared.
         part = part | (part.sum() < 2)
     return part
