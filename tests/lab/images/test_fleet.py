@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ def test_what_a_killed_process_left_is_no_trial(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert [record["name"] for record in store.records()] == ["a"]
     assert names(tmp_path) == {"a-seed0.json"}
+
+
+@pytest.mark.parametrize(("center", "write"), [(True, "centred"), (False, "literal")])
+def test_trials_of_older_versions_are_kept(tmp_path: Path, center: bool, write: str) -> None:
+    store, history, trial = Store(tmp_path), History(30, [0.5], [30]), Trial("a", replace(HEBBIAN, write=write), 0, 25)
+    store.save(trial, history, 1.0, "cpu")
+    record = json.loads((tmp_path / "a-seed0.json").read_bytes())
+    for name in ("write", "start", "fade", "seen_only", "checks_seen_only"):
+        del record["method"][name]
+    record["method"]["center"] = center
+    (tmp_path / "a-seed0.json").write_text(json.dumps(record))
+    assert store.load(trial) == history
+    for other in (replace(trial.method, fade=True), replace(trial.method, write="across")):
+        with pytest.raises(LabError, match="other settings"):
+            store.load(replace(trial, method=other))
 
 
 def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:

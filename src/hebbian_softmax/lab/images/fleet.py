@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -236,6 +236,15 @@ class Trial:
 AGAIN = "delete it to run that trial again"
 
 
+def _with_later_settings(method: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored settings of a method, with those that it did not have when it was stored at their defaults."""
+    method = dict(method)
+    if "center" in method:  # of version 0.1
+        method["write"] = "centred" if method.pop("center") else "literal"
+    later = {field.name: field.default for field in fields(Method) if field.default is not MISSING}
+    return later | method
+
+
 class Store:
     """The finished trials, one JSON file each, in a folder of the run, which this process holds."""
 
@@ -260,7 +269,8 @@ class Store:
             return None
         record = read_json(path, AGAIN)
         try:
-            if any(record[name] != value for name, value in from_json(to_json(asdict(trial))).items()):
+            found = {**record, "method": _with_later_settings(record["method"])}
+            if any(found[name] != value for name, value in from_json(to_json(asdict(trial))).items()):
                 raise ValueError("it belongs to a trial with other settings")
             history = History(record["start"])
             history.load_state_dict(record)
