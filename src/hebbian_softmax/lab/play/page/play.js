@@ -118,11 +118,15 @@ function render() {
 function trace(pen, toX, toY, width) {
   pen.lineCap = pen.lineJoin = "round";
   pen.lineWidth = width;
-  pen.strokeStyle = "#000";
+  pen.strokeStyle = pen.fillStyle = "#000";
   for (const stroke of paper.strokes) {
+    const [x, y] = [toX(stroke[0].x), toY(stroke[0].y)];
+    pen.beginPath(); // a dot where the line begins: browsers differ in what they make of a line without length
+    pen.arc(x, y, width / 2, 0, 2 * Math.PI);
+    pen.fill();
     pen.beginPath();
-    pen.moveTo(toX(stroke[0].x), toY(stroke[0].y));
-    for (const point of stroke.length > 1 ? stroke : [stroke[0], stroke[0]]) pen.lineTo(toX(point.x), toY(point.y));
+    pen.moveTo(x, y);
+    for (const point of stroke.slice(1)) pen.lineTo(toX(point.x), toY(point.y));
     pen.stroke();
   }
 }
