@@ -217,7 +217,7 @@ def test_a_curriculum_is_watched_live(open_page: Callable[..., Page]) -> None:
         assert page(f"{head}-accuracy").text.endswith("%")
         assert len(page.driver.find_elements("css selector", f"#{head}-hardest li")) == 5
     page.click("start")
-    page.until(lambda: page("stop").is_enabled(), "it starts again")
+    page.until(lambda: page("stop").is_enabled(), "it starts again", 120)
     page.click("stop")
     page.until(lambda: page("curriculum-state").text == "Stopped.", "it stops")
 
