@@ -22,7 +22,7 @@ from hebbian_softmax.lab.play.network import Knowledge
 GAMMA, LIMIT = 0.1, 50
 SHOWN = 100  # batches of old activations that a Hebbian head sees first: its running values then forget slowly
 # The learning rates of the plain head's steps, without momentum: the best on other characters (results/play).
-LEARNING_RATE, LEARNING_RATE_WITH_REPLAY = 0.25, 3.0
+LEARNING_RATE, LEARNING_RATE_WITH_REPLAY = 0.25, 1.0
 REHEARSED = 16  # old drawings in each gradient step with replay, beside as many of those taught in this lesson
 TOP = 5  # answers that are shown
 MOST_TAUGHT = 200  # drawings in a lesson
