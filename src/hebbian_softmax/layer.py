@@ -245,7 +245,7 @@ class HebbianSoftmax(nn.Linear):
         """Return a parameter, buffer or module; the weight as a WeightInUse while frozen features wait for logits."""
         value: Any = super().__getattr__(name)
         attachment: Attachment | None = self.__dict__.get("_attachment") if name == "weight" else None
-        if attachment is None or torch.compiler.is_compiling():
+        if attachment is None or torch.compiler.is_compiling() or not attachment.frozen_inputs.waits:
             return value
         return attachment.frozen_inputs.in_use(value)
 
