@@ -10,6 +10,8 @@ from benchmarks.intents import data, few, stream
 from benchmarks.intents.contenders import CONTENDERS
 from sklearn.linear_model import SGDClassifier
 
+pytestmark = pytest.mark.slow  # it fits many classifiers
+
 QUICK = [name for name in CONTENDERS if "random features" not in name and "Classifier" not in name]
 
 

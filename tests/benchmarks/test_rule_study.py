@@ -19,7 +19,7 @@ from hebbian_softmax.lab.language.model.lstm import WordLSTM
 from tests.interpreter import interpreted as interpreter
 from tests.interpreter import quiet
 
-pytestmark = quiet
+pytestmark = [*quiet, pytest.mark.slow]  # it trains language models
 
 SMALL = {"corpus": "toy", "hidden": 8, "embedding": 4, "batch": 2, "sequence": 4, "epochs": 2.0}
 STRONG = {"recurrent_dropout": 0.4, "locked_dropout": True, "carry": True, "weight_decay": 1e-3}

@@ -49,3 +49,15 @@ def test_a_damaged_name_is_noticed(tmp_path: Path, name: str) -> None:
     path.write_bytes(content[:at] + b".tyt" + content[at + 4 :])
     with pytest.raises(zipfile.BadZipFile, match=r"the name '.\.tyt' in its list is damaged"), open_zip(path):
         pass
+
+
+def test_a_member_behind_the_end_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("one", b"1")
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\1\2")  # of the list; it ends with the place of the member
+    content[entry + 42 : entry + 46] = (10**6).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(zipfile.BadZipFile, match="'one' begins behind its end"), open_zip(path):
+        pass

@@ -30,7 +30,9 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             raise zipfile.BadZipFile(f"its list has {len(archive.infolist())} files, not {count}")
         for member in archive.infolist():
             file.seek(member.header_offset + NAME_LENGTH)
-            (length,) = struct.unpack("<H", file.read(2))
+            if len(found := file.read(2)) < 2:
+                raise zipfile.BadZipFile(f"{member.orig_filename!r} begins behind its end")
+            (length,) = struct.unpack("<H", found)
             file.seek(member.header_offset + NAME)
             if file.read(length).decode("utf-8" if member.flag_bits & UTF_8 else "cp437") != member.orig_filename:
                 raise zipfile.BadZipFile(f"the name {member.orig_filename!r} in its list is damaged")

@@ -18,6 +18,8 @@ from hebbian_softmax.lab.language.report.perplexities import shown
 from tests.lab.language.commands import call
 from tests.lab.language.experiments.conftest import Refusal, Reproduce, result_of, table, unfinished
 
+pytestmark = pytest.mark.slow  # it reproduces whole experiments in miniature
+
 ONE = ("--trials", "0", "--seeds", "1")
 GRID = "--sweep-thetas 0.01,0.02,0.5 --sweep-sizes 10,30 --sweep-cache-shares 0.1,0.2 --sweep-neighbours 4,20 "
 GRID += "--sweep-rates 0.1,1 --sweep-l2 0.5,0.7 --sweep-mbpa-shares 0.05,0.3 --two-step-words 3"

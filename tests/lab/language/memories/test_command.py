@@ -26,6 +26,8 @@ from tests.lab.language.memories.oracle import losses_of, parts_of, perplexity_o
 from tests.lab.language.model.networks import out_of_memory, watch_lstm
 from tests.lab.language.toy import device, exactly, folder
 
+pytestmark = pytest.mark.slow  # it evaluates trained models with each memory
+
 __all__ = ["folder"]
 
 SMALL = ["--quiet", "--cache", "--mbpa", "--cache-size", "20", "--cache-theta", "0.4"]
