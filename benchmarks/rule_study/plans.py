@@ -22,6 +22,10 @@ TIMINGS: dict[str, Given] = {
     "start, fade": {"start": 0.1, "fade": True, "first": True},
 }
 BOTH = TIMINGS["start, fade"]
+DEFAULT: Given = {
+    "write": "across", "gamma": 0.2, "limit": 100, "base": "rare", "fade": True, "first": True, "caught_up": 0.8
+}  # fmt: skip
+"""The form that paired seeds chose."""
 STARTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 WIKITEXT: Given = {"corpus": "wikitext-2", "epochs": 8.0, "input_dropout": 0.3, "evaluations": 1}
@@ -123,23 +127,24 @@ def paired(common: Given, seeds: range) -> list[Given]:
 
 def dropouts(common: Given, seed: int) -> list[Given]:
     """Return the rule over plain softmax's grid of dropout."""
-    usual: Given = {
-        "write": "across", "gamma": 0.2, "limit": 100, "base": "rare", "fade": True, "first": True, "caught_up": 0.8
-    }  # fmt: skip
     grid = product((0.3, 0.5), (0.3, 0.4, 0.5, 0.6))
-    return [named(common, usual, input_dropout=before, output_dropout=after, seed=seed) for before, after in grid]
+    return [named(common, DEFAULT, input_dropout=before, output_dropout=after, seed=seed) for before, after in grid]
+
+
+_MORE: Given = {"input_dropout": 0.6, "output_dropout": 0.5, "recurrent_dropout": 0.5}
 
 
 def strong(seed: int) -> list[Given]:
     """Return regularised LSTMs, and two of them with the rule, whose T stands still or grows with the steps."""
-    usual: Given = {
-        "write": "across", "gamma": 0.2, "limit": 100, "base": "rare", "fade": True, "first": True, "caught_up": 0.8
-    }  # fmt: skip
-    more: Given = {"input_dropout": 0.6, "output_dropout": 0.5, "recurrent_dropout": 0.5}
     faster: Given = {"learning_rate": 0.004}
-    trials: list[Given] = [{}, more, more | faster, {"output_dropout": 0.5, "recurrent_dropout": 0.3} | faster]
-    rules = [usual, usual | {"limit_per_step": 0.05}]
-    return [named(STRONG, each, seed=seed) for each in (*trials, *rules, *(more | rule for rule in rules))]
+    trials: list[Given] = [{}, _MORE, _MORE | faster, {"output_dropout": 0.5, "recurrent_dropout": 0.3} | faster]
+    rules = [DEFAULT, DEFAULT | {"limit_per_step": 0.05}]
+    return [named(STRONG, each, seed=seed) for each in (*trials, *rules, *(_MORE | rule for rule in rules))]
+
+
+def limits(common: Given, seeds: range, shares: tuple[float, ...]) -> list[Given]:
+    """Return rules whose T is at least a share of the mean count of all classes."""
+    return [named(common, DEFAULT, limit_of_mean=share, seed=seed) for seed in seeds for share in shares]
 
 
 ALL_WRITES, TWO_WRITES = ("literal", "centred", "across"), ("centred", "across")
@@ -156,20 +161,25 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-controls": lambda: controls(NOVELS, 100, TWO_WRITES, ("first step", "start, fade"), (*RATES, (0.02, 100))),
     "novels-starts": lambda: starts(NOVELS, 100),
     "strong-first": lambda: strong(100),
+    "strong-limits": lambda: [
+        named(STRONG, _MORE, {"learning_rate": 0.0015}, seed=100),
+        *limits(STRONG | _MORE, range(100, 101), (0.25, 0.5, 1.0)),
+        named(STRONG, _MORE, DEFAULT, {"gamma": 0.1, "limit_of_mean": 0.5}, seed=100),
+    ],
+    "wikitext-limits": lambda: limits(
+        WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 103), (0.25, 0.5)
+    ),
+    "reuters-limits": lambda: limits(REUTERS | {"output_dropout": 0.4}, range(101, 103), (0.25, 0.5)),
     "transformer-plain": lambda: plain(TRANSFORMER, 100, residual_dropout=(0.2, 0.4), learning_rate=(5e-4, 1e-3)),
     "wikitext-paired": lambda: paired(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 104)),
     "reuters-paired": lambda: paired(REUTERS | {"output_dropout": 0.4}, range(101, 104)),
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "novels-five": lambda: [
-        named(NOVELS, {"epochs": 5.0}, seed=100),
-        *(named(NOVELS, {"epochs": 5.0}, trial, seed=100) for trial in _LONG),
+        *plain(NOVELS | {"epochs": 5.0}, 100, output_dropout=(0.05, 0.15)),
+        *limits(NOVELS | {"epochs": 5.0, "output_dropout": 0.05}, range(100, 101), (0.0, 0.25, 0.5)),
     ],
 }
-_LONG: list[Given] = [
-    {"write": "across", "gamma": gamma, "limit": 100, "limit_per_step": growth, **BOTH}
-    for gamma, growth in product((0.02, 0.05), (0.0, 0.05, 0.1))
-]
 
 
 def main() -> None:

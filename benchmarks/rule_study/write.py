@@ -47,6 +47,8 @@ class Variant:
     """Let λ fall as 1/(1 + (c/T) to this power) in place of ending at T."""
     limit_per_step: float = 0.0
     """T is at least this times the steps so far, so that it stands for a frequency in long trainings."""
+    limit_of_mean: float = 0.0
+    """T is at least this times the mean count of all classes, so that it stands for a frequency whatever the batch."""
     start: float = 0.0
     """The share of training after which writing begins."""
     start_step: int = 0
@@ -201,6 +203,8 @@ class Rule:
         v = self.variant
         before = self.since if v.counted == "start" else self.counts
         limit = (self.batches * v.limit_per_step).clamp(min=v.limit)
+        if v.limit_of_mean:
+            limit = torch.maximum(limit, v.limit_of_mean * self.counts.mean())
         below = 1 / (1 + (before / limit) ** v.soft) if v.soft else (before < limit).to(n.dtype)
         if v.rate == "constant":
             return v.gamma * below
