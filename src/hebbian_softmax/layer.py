@@ -23,7 +23,7 @@ from hebbian_softmax.loss.checks import Options, check_same_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, Rate, accumulation_dtype, suggest_settings
+from hebbian_softmax.rule import GAMMA, LIMIT, GrowingLimitRate, Rate, accumulation_dtype, settings_of, suggest_settings
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
@@ -43,36 +43,37 @@ class HebbianSoftmax(nn.Linear):
         \lambda_i = \max(1 / c[i], \gamma) \cdot \mathbb{I}\{c[i] < T\}
 
     where :math:`\bar h_i` is the mean activation of the class in the batch, and :math:`c[i]` counts its occurrences
-    before the batch.
+    before the batch. That is the paper's rule, ``write="literal"``. The default is what won our study: it writes across
+    the mean activation, begins once features have settled, and fades out with the learning rate.
 
     Args:
         in_features: size of the activations h.
         num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
-        limit: T, the number of occurrences after which a class is left to gradient descent.
+        limit: T, the number of occurrences after which a class is left to gradient descent. By default 100; and except
+            in literal writes, classes that are four times as rare as the mean class stay below it in long trainings
+            (:class:`~hebbian_softmax.rule.GrowingLimitRate`).
         rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
         dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
             before dropout.
-        objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable, which decides what is written for an
-            activation; see :mod:`hebbian_softmax.objectives`.
+        objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable; see :mod:`hebbian_softmax.objectives`.
         write: ``"literal"``: activations as they are, the paper's rule. ``"centred"``: without their running mean.
             ``"across"``: the same, and rows stay as they are along that mean, where they say how likely a class is.
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
             norm of the activations, both as running values. By default 1 for literal writes and else ``"match"``.
         start: the number of batches before steps begin to write, or ``"auto"``: once features have settled
-            (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile.
+            (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile. By default 0 for literal writes and
+            else ``"auto"``.
         fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
-            first write of a class after ``start`` does not fade.
+            first write of a class after ``start`` does not fade. By default only literal writes do not fade.
         seen_only: whether the softmax of :meth:`loss` leaves out classes that were never counted and are no target of
             the call, and :meth:`forward` in eval mode gives them -inf; see :mod:`hebbian_softmax.seen`.
         new_classes: how classes that are added to a trained head are written; see :mod:`hebbian_softmax.calibration`.
         ignore_index: targets of this value take no part, as in ``F.cross_entropy``.
 
-    ``write="literal"`` is the paper's rule.
-
     >>> backbone = nn.Linear(20, 8)
-    >>> head = HebbianSoftmax(8, 1000, gamma=0.1, limit=50)
+    >>> head = HebbianSoftmax(8, 1000)
     >>> optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()])
     >>> handle = head.attach(optimizer)
     >>> loss = head.loss(backbone(torch.randn(4, 20)), torch.tensor([3, 14, 15, 3]))
@@ -98,16 +99,16 @@ class HebbianSoftmax(nn.Linear):
         in_features: int,
         num_classes: int,
         *,
-        gamma: float,
-        limit: int,
+        gamma: float = GAMMA,
+        limit: int | None = None,
         rate: Rate | None = None,
         bias: bool = False,
         dropout: float = 0.0,
         objective: str | Objective = "l2",
-        write: str = "centred",
+        write: str = "across",
         scale: float | str | None = None,
-        start: int | str = 0,
-        fade: bool = False,
+        start: int | str | None = None,
+        fade: bool | None = None,
         seen_only: bool = False,
         new_classes: NewClasses | None = None,
         ignore_index: int = -100,
@@ -116,19 +117,13 @@ class HebbianSoftmax(nn.Linear):
     ) -> None:
         in_features = checks.check_integer("in_features", in_features, 1)
         num_classes = checks.check_integer("num_classes", num_classes, 0)
-        gamma = checks.check_number("gamma", gamma, 0, 1)
-        limit = checks.check_integer("limit", limit, 0, LARGEST_COUNT)
-        rate = checks.check_rate(PaperRate(gamma, limit) if rate is None else rate, limit)
+        settings = settings_of(gamma, limit, rate, write, scale, start, fade)
         dropout = checks.check_number("dropout", dropout, 0, 1)
         objective = resolve_objective(objective)
-        write = checks.check_write(write)
-        scale = checks.check_scale((1.0 if write == "literal" else "match") if scale is None else scale)
-        start, fade = checks.check_start(start, LARGEST_COUNT), checks.check_flag("fade", fade)
         ignore_index = checks.check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         super().__init__(in_features, num_classes, checks.check_flag("bias", bias), device, checks.check_dtype(dtype))
-        self._gamma, self._limit, self.rate = gamma, limit, rate
+        self._gamma, self._limit, self.rate, self.write, self.scale, self.start, self.fade = settings
         self.dropout, self.objective, self.ignore_index = dropout, objective, ignore_index
-        self.write, self.scale, self.start, self.fade = write, scale, start, fade
         self.new_classes = check_new_classes(new_classes)
         self.seen_only = checks.check_flag("seen_only", seen_only)
         self.memorizing = True
@@ -140,7 +135,7 @@ class HebbianSoftmax(nn.Linear):
         self.register_buffer("filled", state.signature(self.weight.device))
         like: Any = {"device": self.weight.device, "dtype": accumulation_dtype(self.weight)}
         self.running = RunningStatistics(in_features, **like)
-        self.settling = Settling(in_features, num_classes, **like) if start == "auto" else None
+        self.settling = Settling(in_features, num_classes, **like) if self.start == "auto" else None
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
@@ -151,18 +146,18 @@ class HebbianSoftmax(nn.Linear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, *, gamma: float, limit: int, counts: Tensor | int | None = None, **options: Any
+        cls, linear: nn.Linear, *, limit: int = LIMIT, counts: Tensor | int | None = None, **options: Any
     ) -> HebbianSoftmax:
         """Return a head that has the parameters of a trained ``nn.Linear``, not copies of them.
 
         Its classes count as familiar (``counts = limit``), so the rule leaves their rows alone and memorises only
         classes added later. ``counts`` (one number, or one for each class) overrides that.
 
-        >>> head = HebbianSoftmax.from_linear(nn.Linear(8, 10), gamma=0.1, limit=50, counts=0)
+        >>> head = HebbianSoftmax.from_linear(nn.Linear(8, 10))
         """
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
-        options |= {"gamma": gamma, "limit": limit, "bias": linear.bias is not None}
+        options |= {"limit": limit, "bias": linear.bias is not None}
         options |= {"device": "meta", "dtype": checks.check_weight(linear).dtype}
         head = cls(linear.in_features, linear.out_features, **options)
         state.adopt_linear(head, linear, counts)
@@ -174,7 +169,7 @@ class HebbianSoftmax(nn.Linear):
         This is the inverse of :meth:`from_linear`, for tools that know ``nn.Linear`` only. The outputs are the same,
         and the two share their parameters until one gets others: training or growing one changes both.
 
-        >>> head = HebbianSoftmax(8, 10, gamma=0.1, limit=50)
+        >>> head = HebbianSoftmax(8, 10)
         >>> head.to_linear().weight is head.weight
         True
         """
@@ -203,7 +198,7 @@ class HebbianSoftmax(nn.Linear):
 
     @property
     def limit(self) -> int:
-        """T as it was given; to change it while training, set ``rate``."""
+        """T as it was given, or the least one; to change it while training, set ``rate``."""
         return self._limit
 
     @property
@@ -338,7 +333,7 @@ class HebbianSoftmax(nn.Linear):
     def targets(self, targets: Tensor, *, shift: bool = False) -> target_context.Targets:
         """Return a context in which one call of the head, made by any model around it, is remembered for ``targets``.
 
-        >>> model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), HebbianSoftmax(8, 10, gamma=0.1, limit=50))
+        >>> model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), HebbianSoftmax(8, 10))
         >>> head, optimizer = model[-1], torch.optim.Adam(model.parameters())
         >>> handle = head.attach(optimizer)
         >>> x, y = torch.randn(4, 20), torch.tensor([3, 1, 4, 1])
@@ -452,7 +447,12 @@ class HebbianSoftmax(nn.Linear):
 
     def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
-        return checks.check_rate_values(self.rate(counts, n), counts)
+        more = (self.running.seen // self.num_classes,) if self.limit_grows() else ()
+        return checks.check_rate_values(self.rate(counts, n, *more), counts)
+
+    def limit_grows(self) -> bool:
+        """Return whether T grows with the mean count of a class; that of a trained head, and a given one, does not."""
+        return type(self.rate) is GrowingLimitRate and self.calibration is None
 
     def extra_repr(self) -> str:
         return state.described(self)

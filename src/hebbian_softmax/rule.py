@@ -16,10 +16,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hebbian_softmax import checks
 from hebbian_softmax.checks import check_integer, check_number
 
 Rate = Callable[[Tensor, Tensor], Tensor]
@@ -27,6 +29,12 @@ Rate = Callable[[Tensor, Tensor], Tensor]
 
 LARGEST_COUNT = 2**63 - 1
 """Counts that reach this stay there: one that went on would be negative, and its class new."""
+
+GAMMA, LIMIT = 0.2, 100
+"""The usual γ and T, with which the rule was ahead of plain softmax on words and images (docs/study.md)."""
+
+SHARE_OF_MEAN = 4
+"""A class counts as rare while it was seen less often than the mean class, divided by this."""
 
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
@@ -38,7 +46,7 @@ def add_counts(counts: Tensor, n: Tensor) -> Tensor:
     return counts + torch.minimum(n, LARGEST_COUNT - counts)
 
 
-def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
+def _annealed(counts: Tensor, gamma: float, limit: int | Tensor | None) -> Tensor:
     """Return max(1/c, γ) where c < limit, else 0; 1/0 counts as 1."""
     rate = counts.clamp_min(1).double().reciprocal().clamp_min(gamma)
     return rate if limit is None else rate * (counts < limit)
@@ -61,6 +69,33 @@ class PaperRate:
 
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return _annealed(counts, self.gamma, self.limit)
+
+
+@dataclass(frozen=True)
+class GrowingLimitRate:
+    """Equation 4 with a T that grows in long trainings: λ = max(1/c, γ) · 1{c < max(T, c̄/4)}, c̄ the mean count.
+
+    A class is left to gradient descent once it has been seen T times and at least a quarter as often as the mean class.
+    So T stands for a number of occurrences in short trainings and for a frequency in long ones, in which sooner or
+    later every class has been seen often. The mean is over all classes, and is rounded down; the head knows it.
+
+    >>> rate, ones = GrowingLimitRate(gamma=0.25, limit=10), torch.ones(4, dtype=torch.int64)
+    >>> rate(torch.tensor([0, 2, 10, 25]), ones)
+    tensor([1.0000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
+    >>> rate(torch.tensor([0, 2, 10, 25]), ones, mean_count=100)
+    tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
+    """
+
+    gamma: float
+    limit: int
+
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma, 0, 1)
+        check_integer("limit", self.limit, 0)
+
+    def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0) -> Tensor:
+        limit = torch.as_tensor(mean_count, device=counts.device) // SHARE_OF_MEAN
+        return _annealed(counts, self.gamma, limit.clamp_min(self.limit))
 
 
 @dataclass(frozen=True)
@@ -121,6 +156,43 @@ class InverseCountRate:
 
     def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
         return _annealed(counts, 0.0, self.limit)
+
+
+class Settings(NamedTuple):
+    """What a head is told of the rule, checked and complete."""
+
+    gamma: float
+    limit: int
+    rate: Rate
+    write: str
+    scale: float | str
+    start: int | str
+    fade: bool
+
+
+def settings_of(
+    gamma: float,
+    limit: int | None,
+    rate: Rate | None,
+    write: str,
+    scale: float | str | None,
+    start: int | str | None,
+    fade: bool | None,
+) -> Settings:
+    """Return the settings of a head; None stands for the paper's value in literal writes, and for ours in others."""
+    gamma = check_number("gamma", gamma, 0, 1)
+    literal = checks.check_write(write) == "literal"
+    usual = GrowingLimitRate if limit is None and not literal else PaperRate
+    limit = check_integer("limit", LIMIT if limit is None else limit, 0, LARGEST_COUNT)
+    return Settings(
+        gamma,
+        limit,
+        checks.check_rate(usual(gamma, limit) if rate is None else rate, limit),
+        write,
+        checks.check_scale((1.0 if literal else "match") if scale is None else scale),
+        checks.check_start((0 if literal else "auto") if start is None else start, LARGEST_COUNT),
+        checks.check_flag("fade", not literal if fade is None else fade),
+    )
 
 
 @dataclass(frozen=True)

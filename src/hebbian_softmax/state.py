@@ -218,7 +218,7 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
         state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
-        for name in ("along", "along_batches"):  # nor did it write across the mean
+        for name in ("along", "along_batches", "seen"):  # nor did it write across the mean, or let T grow
             state.setdefault(f"{prefix}running.{name}", torch.zeros_like(getattr(head.running, name), device="cpu"))
         _adopt_settling(head, state, prefix)
     filled = state.get(prefix + "filled")

@@ -31,6 +31,7 @@ class RunningStatistics(nn.Module):
     along: Tensor
     batches: Tensor
     along_batches: Tensor
+    seen: Tensor
 
     def __init__(self, features: int, *, device: torch.device | str | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -39,6 +40,8 @@ class RunningStatistics(nn.Module):
         self.register_buffer("along", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("batches", torch.zeros(2, device=device, dtype=torch.int64))
         self.register_buffer("along_batches", torch.zeros((), device=device, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.int64))
+        """The activations that were taken in."""
         self._knows_rows = False
 
     def reset(self) -> None:
@@ -75,6 +78,7 @@ class RunningStatistics(nn.Module):
     def see_activations(self, total: Tensor, norm_sum: Tensor, n: Tensor) -> None:
         """Take in ``n`` activations, given their sum and the sum of their centred norms."""
         share = self._share(_ACTIVATIONS)
+        self.seen += n
         self.mean += share * (total / n - self.mean)
         self.norms[_ACTIVATIONS] += share * (norm_sum / n - self.norms[_ACTIVATIONS])
 

@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hebbian_softmax.rule import LARGEST_COUNT, ConstantRate, InclusiveRate, InverseCountRate, PaperRate, Rate
+from hebbian_softmax.rule import (
+    LARGEST_COUNT,
+    SHARE_OF_MEAN,
+    ConstantRate,
+    GrowingLimitRate,
+    InclusiveRate,
+    InverseCountRate,
+    PaperRate,
+    Rate,
+)
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.inspect import inspection_of
 from hebbian_softmax.write.gpu.means import BLOCK_LENGTH
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
-_LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
+_LARGEST_COUNT, _SHARE_OF_MEAN = tl.constexpr(LARGEST_COUNT), tl.constexpr(SHARE_OF_MEAN)
 _WINDOW = tl.constexpr(128)
 """Sorted keys that are looked at together for the end of a run."""
 _ROW_PARTS = 512
@@ -116,8 +125,8 @@ def find_runs(
         keys, head.counts, weight, before, many, rate, norms, begun, head.running.batches, all_norms, all_rows, n,
         features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
         step, moment, measured, head.running.mean, head.running.norms, components, direction, SMALL_MEAN,
-        ACROSS=head.write == "across", **kind_of_step, **timed, RATE=kind, LIMITED=limit is not None, MATCH=match,
-        SLOTS=slots is not None,
+        head.running.seen, GROWS=head.limit_grows(), ACROSS=head.write == "across", **kind_of_step, **timed, RATE=kind,
+        LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
@@ -149,6 +158,8 @@ def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
     """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else."""
     match rate:
         case PaperRate(gamma, limit) if type(rate) is PaperRate:
+            return BEFORE.value, gamma, limit
+        case GrowingLimitRate(gamma, limit) if type(rate) is GrowingLimitRate:
             return BEFORE.value, gamma, limit
         case InclusiveRate(gamma, limit) if type(rate) is InclusiveRate:
             return INCLUSIVE.value, gamma, limit
@@ -185,7 +196,8 @@ def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tens
 def find_runs_kernel(
     keys, counts, weight, before_out, n_out, rate_out, norm_out, begun_out, batches, all_norms, all_rows, n, features,
     classes, gamma, limit, slots, step, moment, measured_out, mean, norms, component_out, direction_out, small_mean,
-    ACROSS: tl.constexpr, KIND: tl.constexpr, LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr,
+    seen_in_all, GROWS: tl.constexpr, ACROSS: tl.constexpr, KIND: tl.constexpr, LR_TENSOR: tl.constexpr,
+    RATE: tl.constexpr, LIMITED: tl.constexpr,
     WAITS: tl.constexpr, AUTO: tl.constexpr, FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -236,6 +248,8 @@ def find_runs_kernel(
                 stride = tl.load(moment.stride)
                 sampled = (key % stride == 0) & (key // stride < moment.sampled)
                 tl.store(measured_out + position, sampled.to(tl.int32))
+        if GROWS:
+            limit = tl.maximum(limit, tl.load(seen_in_all) // classes // _SHARE_OF_MEAN)
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
         tl.store(rate_out + position, rate)

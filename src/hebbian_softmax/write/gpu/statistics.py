@@ -48,13 +48,13 @@ def advance(
     across = Along(components, direction, running.along, running.along_batches, along, head.limit)
     statistics_kernel[(-(-features // _COLUMNS) + 1,)](
         sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
-        center, scale, _fit(head, fits), across, n, features, parts, row_parts, 1.0 if match else head.scale, HORIZON,
-        RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across", MATCH=match, FIT=fits is not None,
+        center, scale, _fit(head, fits), across, running.seen, n, features, parts, row_parts,
+        1.0 if match else head.scale, HORIZON, RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across",
+        MATCH=match, FIT=fits is not None,
         CENTER=head.write != "literal", PARTS=power_of_two(parts),
         ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
     )  # fmt: skip
-    changed = running.mean, running.norms, running.batches, running.along, running.along_batches, head.nonfinite_count
-    torch.autograd.graph.increment_version(changed)
+    torch.autograd.graph.increment_version((*running.buffers(), head.nonfinite_count))
     return center, scale, along
 
 
@@ -91,7 +91,7 @@ def _fit(head: HebbianSoftmax, fits: tuple[Tensor, Tensor] | None) -> Fit:
 @triton.jit
 def statistics_kernel(
     sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out, fit,
-    across, n, features, parts, all_parts, scale, horizon, few_batches, caught_up, least_fit,
+    across, seen_in_all, n, features, parts, all_parts, scale, horizon, few_batches, caught_up, least_fit,
     ACROSS: tl.constexpr, MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr,
     ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
@@ -119,13 +119,14 @@ def statistics_kernel(
             norm_sum = tl.sum(tl.load(sums.norms + part, mask=part < parts, other=0.0), 0)
             activations += weight_of_batch * (tl.div_rn(norm_sum, many.to(tl.float32)) - activations)
             tl.store(norms + 1, activations)
-            batches_before = tl.load(batches + 1)
+            batches_before, seen_before = tl.load(batches + 1), tl.load(seen_in_all)
             if FIT:
                 _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
             if ACROSS:
                 _see_along(across, before, n, horizon, POSITIONS)
             tl.debug_barrier()
             tl.store(batches + 1, batches_before + 1)
+            tl.store(seen_in_all, seen_before + many)
             if MATCH:
                 row_sum = tl.zeros([], tl.float32)
                 rows = tl.zeros([], tl.int32)
