@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from hebbian_softmax import HebbianSoftmax
 
 
+def early_head(features: int, classes: int, **options: Any) -> HebbianSoftmax:
+    """Return a head that is centred and writes fully from the first step on, so that few steps show what it does."""
+    return HebbianSoftmax(features, classes, **({"write": "centred", "start": 0, "fade": False} | options))
+
+
 def attached_head(
     kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, lr: float = 0.1, classes: int = 6, **options: Any
 ) -> tuple[HebbianSoftmax, torch.optim.Optimizer]:
     """Return a head of 4 features, and the optimizer that it is attached to."""
-    head = HebbianSoftmax(4, classes, **({"gamma": 0.3, "limit": 9} | options))
+    head = early_head(4, classes, **({"gamma": 0.3, "limit": 9} | options))
     optimizer = kind(head.parameters(), lr=lr)
     head.attach(optimizer)
     return head, optimizer

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import GrowingLimitRate, HebbianSoftmax
 from tests.closeness import assert_exact
 from tests.oracle import IGNORED, AlongTheMean, Oracle, paper_rate
 
@@ -84,6 +84,7 @@ class Running:
     activations: float = 0.0
     row_batches: int = 0
     batches: int = 0
+    seen: int = 0
     along: AlongTheMean = field(default_factory=AlongTheMean)
 
     def see_rows(self, rows: list[Tensor]) -> None:
@@ -94,6 +95,7 @@ class Running:
 
     def see_activations(self, h: Tensor, center: Tensor) -> None:
         self.batches += 1
+        self.seen += len(h)
         share = 1 / min(self.batches, HORIZON)
         norm = sum(math.hypot(*row.tolist()) for row in h - center) / len(h)
         self.activations += share * (norm - self.activations)
@@ -156,6 +158,8 @@ class NaiveHead:
     """literal, centred or across."""
     start: int | str
     fade: bool
+    grows: bool
+    """Whether T is at least a quarter of the mean count of a class."""
     settling: Settling | None
     since: list[int]
     """Occurrences of each class since writing began."""
@@ -198,6 +202,7 @@ class NaiveHead:
             head.write,
             head.start,
             head.fade,
+            isinstance(head.rate, GrowingLimitRate),
             Settling.of(head),
             [0] * head.num_classes,
         )
@@ -347,9 +352,11 @@ class NaiveHead:
             first = running.row_batches == 0
             familiar = [i for i, count in enumerate(self.oracle.counts) if count and (first or i in targets)]
             running.see_rows([theta[i] for i in familiar])
+        gamma, last = self.oracle.gamma, self.oracle.limit
+        if self.grows:
+            last = max(last, running.seen // self.classes // 4)
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
-        gamma, last = self.oracle.gamma, self.oracle.limit
         self.oracle.rate = lambda count, n: paper_rate(count, gamma, last) if self.memorizing else 0.0
         self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
@@ -411,6 +418,7 @@ class NaiveHead:
             self.how,
             self.start,
             self.fade,
+            self.grows,
             copy.deepcopy(self.settling),
             list(self.since),
             nonfinite=self.nonfinite,
@@ -434,6 +442,7 @@ class NaiveHead:
         if self.settling is not None:
             self._compare_settling(head, self.settling)
         assert int(head.nonfinite_count) == self.nonfinite
+        assert int(head.running.seen) == self.running.seen
         assert head.running.batches.tolist() == [self.running.row_batches, self.running.batches]
         running = self.running
         norms = torch.tensor([running.rows, running.activations], dtype=torch.float64)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
+from hebbian_softmax import OnePassAdam, OnePassRMSprop
 from hebbian_softmax._triton import kernels_on_cpu
 from tests.closeness import assert_states_as_close
+from tests.heads import early_head
 from tests.interpreter import interpreted
 
 FEATURES, CLASSES = 6, 9
@@ -53,7 +54,7 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def model(device: str, **options: Any) -> nn.ModuleDict:
     torch.manual_seed(0)
-    head = HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.3, "limit": 7} | options))
+    head = early_head(FEATURES, CLASSES, **({"gamma": 0.3, "limit": 7} | options))
     return nn.ModuleDict({"net": nn.Linear(4, FEATURES), "head": head}).to(device)
 
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import GrowingLimitRate, HebbianSoftmax
+from tests.heads import early_head
 from tests.naive_head import Batch, Call, Graph, NaiveHead
 from tests.oracle import IGNORED
 
@@ -56,10 +57,12 @@ class SideBySide:
 
     optimizer: torch.optim.Optimizer
 
-    def begin(self, classes: int, dtype: torch.dtype, optimizer: Drawn, **options: Any) -> None:
+    def begin(self, classes: int, dtype: torch.dtype, optimizer: Drawn, grows: bool = False, **options: Any) -> None:
         torch.manual_seed(0)
         self.options = {"gamma": 0.3} | options
-        self.head = HebbianSoftmax(FEATURES, classes, dtype=dtype, **self.options)
+        if grows:
+            self.options["rate"] = GrowingLimitRate(0.3, options["limit"])
+        self.head = early_head(FEATURES, classes, dtype=dtype, **self.options)
         if self.head.settling is not None:  # as if most of the batches had come that writing waits for
             self.head.settling.batches.fill_(98)
             self.head.settling.fit.fill_(0.5)
@@ -366,7 +369,7 @@ class SideBySide:
         torch.save({"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
         file.seek(0)
         state = torch.load(file)
-        head = HebbianSoftmax(FEATURES, self.head.num_classes, dtype=self.weight.dtype, **self.options)
+        head = early_head(FEATURES, self.head.num_classes, dtype=self.weight.dtype, **self.options)
         head.load_state_dict(state["head"])
         old = self._replace_head(head)
         self.make_optimizer(optimizer | {"momentum": old.momentum})

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate
+from hebbian_softmax import ConstantRate, GrowingLimitRate, HebbianSoftmax, InclusiveRate, InverseCountRate
 from tests.closeness import assert_rounded_once
+from tests.heads import early_head
 from tests.oracle import IGNORED, ManualLoop, Oracle, paper_rate
 
 FEATURES, CLASSES = 5, 9
@@ -33,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def literal_head(**options: object) -> HebbianSoftmax:
     settings = {"gamma": 0.2, "limit": 12, "write": "literal", "dtype": torch.float64} | options
-    return HebbianSoftmax(FEATURES, CLASSES, **settings)
+    return early_head(FEATURES, CLASSES, **settings)
 
 
 def backbone() -> nn.Module:
@@ -104,9 +105,14 @@ def test_any_sequence_of_batches(batches, gamma, limit, seed, dtype, leading) ->
 )
 def test_rates(counts, n, gamma, limit) -> None:
     before, many = torch.tensor(counts), torch.full((len(counts),), n)
-    head = HebbianSoftmax(2, len(counts), gamma=gamma, limit=limit)
+    head = early_head(2, len(counts), gamma=gamma, limit=limit)
     assert head.mixing_rate(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
     assert InclusiveRate(gamma, limit)(before, many).tolist() == [paper_rate(c + n, gamma, limit) for c in counts]
+    growing = GrowingLimitRate(gamma, limit)
+    assert growing(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
+    for mean in (3, 40, 130):
+        expected = [paper_rate(c, gamma, max(limit, mean // 4)) for c in counts]
+        assert growing(before, many, mean).tolist() == growing(before, many, torch.tensor(mean)).tolist() == expected
     assert ConstantRate(gamma)(before, many).tolist() == [gamma] * len(counts)
     assert ConstantRate(gamma, limit)(before, many).tolist() == [gamma if c < limit else 0 for c in counts]
     assert InverseCountRate()(before, many).tolist() == [1 / max(c, 1) for c in counts]

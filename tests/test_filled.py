@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
+from tests.heads import early_head
 
 OK = {"gamma": 0.3, "limit": 9}
 
@@ -16,7 +17,7 @@ OK = {"gamma": 0.3, "limit": 9}
 def allocated_head(**options: object) -> HebbianSoftmax:
     """Return a head with rows of its own and with memory garbage in its buffers."""
     with torch.device("meta"):
-        head = HebbianSoftmax(4, 6, **OK, **options)
+        head = early_head(4, 6, **OK, **options)
     head.to_empty(device="cpu")
     with torch.no_grad():
         head.weight.normal_()
@@ -58,7 +59,7 @@ def test_reset_memory_fills_the_buffers(given: tuple[Tensor | int, ...], counts:
 
 @pytest.mark.parametrize("bad", [-1, 0.5, torch.zeros(5, dtype=torch.int64)])
 def test_bad_counts_are_refused(bad: object) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     with pytest.raises(ValueError, match="counts must be integers"):
         head.reset_memory(bad)
 
@@ -67,7 +68,7 @@ def test_reset_parameters_and_loading_fill_the_buffers() -> None:
     head = allocated_head()
     head.reset_parameters()
     attach(head)
-    saved = HebbianSoftmax(4, 6, **OK)
+    saved = early_head(4, 6, **OK)
     memorize(saved)
     for assign in (False, True):
         loaded = allocated_head()
@@ -77,7 +78,7 @@ def test_reset_parameters_and_loading_fill_the_buffers() -> None:
 
 
 def test_a_state_saved_before_there_was_the_constant_is_valid() -> None:
-    saved = HebbianSoftmax(4, 6, **OK)
+    saved = early_head(4, 6, **OK)
     memorize(saved)
     state = saved.state_dict()
     del state["filled"]
@@ -88,7 +89,7 @@ def test_a_state_saved_before_there_was_the_constant_is_valid() -> None:
 
 
 def test_a_state_with_garbage_is_refused_and_changes_nothing() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     before = head.weight.detach().clone()
     with pytest.raises(ValueError, match="memory garbage"):
         head.load_state_dict(allocated_head().state_dict())
@@ -99,7 +100,7 @@ def marked_by_transformers(*names: str) -> HebbianSoftmax:
     """Return a head as transformers leaves it that has loaded what is named, and allocated or initialised the rest."""
     head = allocated_head()
     head._is_hf_initialized = True
-    loaded = HebbianSoftmax(4, 6, **OK)
+    loaded = early_head(4, 6, **OK)
     loaded.reset_memory(torch.arange(6))
     for name in names:
         tensor = head.get_buffer(name) if name != "weight" else head.weight
@@ -108,7 +109,7 @@ def marked_by_transformers(*names: str) -> HebbianSoftmax:
     return head
 
 
-MEMORY = [name for name in HebbianSoftmax(4, 6, **OK).state_dict() if name != "weight"]
+MEMORY = [name for name in early_head(4, 6, **OK).state_dict() if name != "weight"]
 
 
 @pytest.mark.parametrize("use", ["attach", "deepcopy", "save"])
@@ -129,7 +130,7 @@ def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int
     if use == "deepcopy":  # loses the marks on tensors
         head = copy.deepcopy(head)
     elif use == "save":
-        state, head = head.state_dict(), HebbianSoftmax(4, 6, **OK)
+        state, head = head.state_dict(), early_head(4, 6, **OK)
         head.load_state_dict(state)
     attach(head)
     assert head.counts.tolist() == counts
@@ -139,18 +140,18 @@ def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int
 
 @pytest.mark.parametrize("kept", [["weight", "filled"], ["weight", "counts"], ["counts"], ["filled"]], ids=" ".join)
 def test_a_part_of_a_state_does_not_vouch_for_the_rest(kept: list[str]) -> None:
-    state = HebbianSoftmax(4, 6, **OK).state_dict()
+    state = early_head(4, 6, **OK).state_dict()
     head = allocated_head()
     head.load_state_dict({name: state[name] for name in kept}, strict=False)
     with pytest.raises(RuntimeError, match="never filled"):
         attach(head)
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     head.load_state_dict({name: state[name] for name in kept}, strict=False)
     attach(head)
 
 
 def test_averaged_states_are_valid() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     state = head.state_dict()
     average = {name: value.clone() for name, value in state.items()}
     for step in range(20):
@@ -162,7 +163,7 @@ def test_averaged_states_are_valid() -> None:
 
 
 def test_a_head_emptied_after_attach_is_found_at_the_step() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     head.to_empty(device="cpu")
@@ -173,7 +174,7 @@ def test_a_head_emptied_after_attach_is_found_at_the_step() -> None:
 
 
 def test_moving_and_casting_keep_the_constant() -> None:
-    head = HebbianSoftmax(4, 6, **OK).double().bfloat16()
+    head = early_head(4, 6, **OK).double().bfloat16()
     attach(head)
     head.detach()
     head.to_empty(device="cpu")
@@ -183,7 +184,7 @@ def test_moving_and_casting_keep_the_constant() -> None:
 
 
 def tied() -> tuple[HebbianSoftmax, nn.Embedding]:
-    head, embedding = HebbianSoftmax(4, 6, **OK), nn.Embedding(6, 4)
+    head, embedding = early_head(4, 6, **OK), nn.Embedding(6, 4)
     head.weight = embedding.weight
     return head, embedding
 

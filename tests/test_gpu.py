@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_states_as_close
-from tests.heads import assert_same_bits, attached_head, train
+from tests.heads import assert_same_bits, attached_head, early_head, train
 from tests.on_gpu import make_steps, no_waiting
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +19,7 @@ OK = {"gamma": 0.3, "limit": 9}
 def run(device: str, steps: int, to_none: bool = True, **options: object) -> dict[str, Tensor]:
     torch.manual_seed(0)
     net = nn.Linear(16, 8).double()
-    head = HebbianSoftmax(8, 50, **(OK | options), dtype=torch.float64)
+    head = early_head(8, 50, **(OK | options), dtype=torch.float64)
     batches = [(torch.randn(64, 16).double(), (torch.rand(64) ** 2 * 50).long()) for _ in range(steps)]
     net, head = net.to(device), head.to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01)
@@ -48,7 +47,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
 def test_a_gradient_cleared_by_a_foreach_operation_is_found(options: dict[str, bool]) -> None:
     """``torch._foreach_zero_`` does not raise the version of the gradient."""
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    head = early_head(4, 6, device="cuda", **OK)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, **options)
     head.attach(optimizer)
 
@@ -76,7 +75,7 @@ def test_a_gradient_cleared_by_a_foreach_operation_is_found(options: dict[str, b
 def test_the_targets_context(compiled: bool, frozen: bool) -> None:
     def train(device: str) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4).requires_grad_(not frozen), HebbianSoftmax(4, 6, **OK)).double()
+        model = nn.Sequential(nn.Linear(3, 4).requires_grad_(not frozen), early_head(4, 6, **OK)).double()
         batches = [(torch.randn(5, 3).double(), torch.randint(6, (5,))) for _ in range(4)]
         model = model.to(device)
         head, optimizer = model[-1], torch.optim.Adam(model.parameters())
@@ -115,7 +114,7 @@ def test_a_cleared_gradient_is_found_on_the_device(to_none: bool) -> None:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_fp16_scaler_skips(fused: bool, kind: type[torch.optim.Optimizer], to_none: bool) -> None:
-    net, head = nn.Linear(3, 4).cuda(), HebbianSoftmax(4, 6, device="cuda", **OK)
+    net, head = nn.Linear(3, 4).cuda(), early_head(4, 6, device="cuda", **OK)
     optimizer = kind([*net.parameters(), *head.parameters()], lr=0.1, fused=fused)
     head.attach(optimizer)
     scaler = torch.amp.GradScaler("cuda", init_scale=16.0)
@@ -148,7 +147,7 @@ def test_moving_between_devices_mid_training() -> None:
 
 
 def test_non_finite_activations_wait_on_the_device() -> None:
-    head = HebbianSoftmax(4, 6, device="cuda", **OK)
+    head = early_head(4, 6, device="cuda", **OK)
     h = torch.randn(2, 4, device="cuda")
     h[0, 0] = torch.nan
     head.memorize(h, torch.tensor([1, 2], device="cuda"))
@@ -180,7 +179,7 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
 
     def train(graphed: bool, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        net, head = nn.Linear(16, 8).to("cuda", dtype), HebbianSoftmax(8, 50, **(OK | options)).to("cuda", dtype)
+        net, head = nn.Linear(16, 8).to("cuda", dtype), early_head(8, 50, **(OK | options)).to("cuda", dtype)
         lr = torch.tensor(0.01, device="cuda")
         optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=lr, eps=1e-3, capturable=True)
         head.attach(optimizer)
@@ -203,7 +202,7 @@ def test_a_whole_step_in_a_graph(options: dict[str, object], clip: bool) -> None
 
 @pytest.mark.parametrize("seen_only", [False, True])
 def test_a_step_does_not_wait_for_the_device(seen_only: bool) -> None:
-    head = HebbianSoftmax(8, 50, device="cuda", seen_only=seen_only, **OK)
+    head = early_head(8, 50, device="cuda", seen_only=seen_only, **OK)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     head.attach(optimizer)
     train(head, optimizer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_exact
-from tests.heads import attached_head, train
+from tests.heads import attached_head, early_head, train
 
 OK = {"gamma": 0.3, "limit": 9}
 OPTIMIZERS = {
@@ -123,7 +123,7 @@ def test_a_loss_from_before_is_refused_without_harm(remember: bool, frozen: bool
 
 def test_tied_embedding_follows() -> None:
     embedding = nn.Embedding(6, 4)
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     head.weight = embedding.weight
     optimizer = torch.optim.Adam([head.weight], lr=0.1)
     head.attach(optimizer)
@@ -139,7 +139,7 @@ def test_tied_embedding_follows() -> None:
 
 
 def test_a_sharer_with_state_of_its_own_is_refused_and_nothing_changes() -> None:
-    head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6, bias=True)
+    head, other = early_head(4, 6, **OK), nn.Linear(4, 6, bias=True)
     other.weight = head.weight
     with pytest.raises(ValueError, match="shared with Linear"):
         head.add_classes(2)
@@ -148,7 +148,7 @@ def test_a_sharer_with_state_of_its_own_is_refused_and_nothing_changes() -> None
 
 
 def test_parameter_groups() -> None:
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, **OK)
+    net, head = nn.Linear(3, 4), early_head(4, 6, bias=True, **OK)
     optimizer = torch.optim.AdamW(
         [{"params": net.parameters()}, {"params": [head.weight], "lr": 0.1}, {"params": [head.bias]}], lr=0.01
     )
@@ -163,15 +163,15 @@ def test_parameter_groups() -> None:
 def test_bad_arguments_and_a_head_on_meta() -> None:
     for bad in (0, -1, 1.5, True):
         with pytest.raises((ValueError, TypeError), match="n must be"):
-            HebbianSoftmax(4, 6, **OK).add_classes(bad)
+            early_head(4, 6, **OK).add_classes(bad)
     with pytest.raises(TypeError, match="optimizer must be"):
-        HebbianSoftmax(4, 6, **OK).add_classes(1, optimizer="adam")
+        early_head(4, 6, **OK).add_classes(1, optimizer="adam")
     with pytest.raises(ValueError, match="meta device"):
-        HebbianSoftmax(4, 6, device="meta", **OK).add_classes(1)
+        early_head(4, 6, device="meta", **OK).add_classes(1)
 
 
 def test_growing_often_leaves_one_hook() -> None:
-    head = HebbianSoftmax(4, 6, bias=True, **OK)
+    head = early_head(4, 6, bias=True, **OK)
     for _ in range(5):
         head.add_classes(1)
     assert len(head.weight._backward_hooks) == len(head.bias._backward_hooks) == 1
@@ -275,7 +275,7 @@ def test_a_head_that_has_changed_its_memory_grows_as_before(move: str) -> None:
 def test_what_shares_the_memory_keeps_its_own_new_rows() -> None:
     """A head that was given the tensors of another one, and not copies, does not write into its spare rows."""
     head, _optimizer = grown_head()
-    twin = HebbianSoftmax(4, 65, bias=True, **OK)
+    twin = early_head(4, 65, bias=True, **OK)
     twin.load_state_dict(head.state_dict(), assign=True)
     assert twin.weight.data_ptr() == head.weight.data_ptr()
     for each in (head, twin):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax, PaperRate
 from hebbian_softmax.rule import sum_by_class
-from tests.heads import attached_head, train, unchanged
+from tests.heads import attached_head, early_head, train, unchanged
 from tests.oracle import Oracle
 
 OK = {"gamma": 0.1, "limit": 10}
@@ -20,7 +20,7 @@ OK = {"gamma": 0.1, "limit": 10}
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_nn_linear(bias: bool) -> None:
     torch.manual_seed(1)
-    head = HebbianSoftmax(5, 7, bias=bias, dropout=0.5, **OK)
+    head = early_head(5, 7, bias=bias, dropout=0.5, **OK)
     torch.manual_seed(1)
     linear = nn.Linear(5, 7, bias=bias)
     assert isinstance(head, nn.Linear)
@@ -45,7 +45,7 @@ def test_it_is_nn_linear(bias: bool) -> None:
 )
 def test_loss_is_cross_entropy(shape, reduction, smoothing, weighted, bias, ignored, ignore_index, seed) -> None:
     torch.manual_seed(seed)
-    head = HebbianSoftmax(5, 7, bias=bias, ignore_index=ignore_index, dtype=torch.float64, **OK)
+    head = early_head(5, 7, bias=bias, ignore_index=ignore_index, dtype=torch.float64, **OK)
     h = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True)
     y = torch.randint(7, shape)
     y = torch.where(torch.rand(shape) < ignored, ignore_index, y)
@@ -90,7 +90,7 @@ def test_loss_may_be_changed_in_place() -> None:
 
 
 def test_dropout_is_for_the_loss_and_not_for_the_memory() -> None:
-    head = HebbianSoftmax(64, 3, dropout=0.5, gamma=0.1, limit=10, write="literal")
+    head = early_head(64, 3, dropout=0.5, gamma=0.1, limit=10, write="literal")
     optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
     head.attach(optimizer)
     h, y = torch.randn(1, 64, requires_grad=True), torch.tensor([1])
@@ -137,7 +137,7 @@ def test_memorizing_false_stops_the_writes_and_goes_on_counting() -> None:
 
 
 def test_counting_goes_on_after_the_limit_and_rows_are_left_alone() -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=3, write="literal")
+    head = early_head(4, 6, gamma=0.5, limit=3, write="literal")
     for seen in range(6):
         before = head.weight.detach().clone()
         head.memorize(torch.randn(1, 4), torch.tensor([2]))
@@ -161,7 +161,7 @@ def test_suggest_never_lets_an_occurrence_overwrite_the_whole_row(rarest: int) -
     gamma, limit = HebbianSoftmax.suggest([rarest, 50], epochs=4)
     assert gamma == (1 / rarest if rarest > 1 else 0.5)
     assert limit == 4 * rarest
-    HebbianSoftmax(4, 2, gamma=gamma, limit=limit)
+    early_head(4, 2, gamma=gamma, limit=limit)
     assert HebbianSoftmax.suggest([2**62], epochs=1e9)[1] == 2**63 - 1
 
 
@@ -189,14 +189,14 @@ BAD_ARGUMENTS = [
 @pytest.mark.parametrize(("options", "error", "match"), BAD_ARGUMENTS, ids=[str(i) for i in range(len(BAD_ARGUMENTS))])
 def test_bad_arguments(options: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        HebbianSoftmax(4, 6, **(OK | options))
+        early_head(4, 6, **(OK | options))
 
 
 def test_bad_sizes() -> None:
     with pytest.raises(ValueError, match="in_features must be at least 1, got 0"):
-        HebbianSoftmax(0, 5, **OK)
+        early_head(0, 5, **OK)
     with pytest.raises(ValueError, match="num_classes must be at least 0, got -1"):
-        HebbianSoftmax(5, -1, **OK)
+        early_head(5, -1, **OK)
 
 
 BAD_BATCHES = [
@@ -223,11 +223,11 @@ def test_bad_batches_change_nothing(method, h, y, error, match) -> None:
 
 def test_bad_reduction() -> None:
     with pytest.raises(ValueError, match="reduction"):
-        HebbianSoftmax(4, 6, **OK).loss(torch.randn(1, 4), torch.tensor([0]), reduction="avg")
+        early_head(4, 6, **OK).loss(torch.randn(1, 4), torch.tensor([0]), reduction="avg")
 
 
 def test_non_finite_activations_are_left_out_counted_and_told_of() -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, write="literal")
+    head = early_head(4, 6, gamma=0.5, limit=9, write="literal")
     assert head.nonfinite == 0
     h = torch.randn(4, 4)
     h[1, 2], h[3, 0] = torch.nan, torch.inf
@@ -256,7 +256,7 @@ def test_non_finite_activations_in_training_never_raise() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_integer_targets_of_any_size(dtype: torch.dtype) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     head.memorize(torch.randn(2, 4), torch.tensor([1, 5], dtype=dtype))
     head.loss(torch.randn(2, 4), torch.tensor([1, 5], dtype=dtype), remember=False)
     assert head.counts.tolist() == [0, 1, 0, 0, 0, 1]
@@ -264,7 +264,7 @@ def test_integer_targets_of_any_size(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_no_infinity_is_written_and_running_values_stay_finite(dtype: torch.dtype) -> None:
-    head = HebbianSoftmax(4, 6, dtype=dtype, **OK)
+    head = early_head(4, 6, dtype=dtype, **OK)
     head.memorize(torch.randn(3, 4, dtype=dtype), torch.tensor([0, 1, 2]))
     head.memorize(torch.full((2, 4), 3e38), torch.tensor([3, 3]))
     head.memorize(torch.full((1, 4), 1e20), torch.tensor([4]))
@@ -277,7 +277,7 @@ def test_no_infinity_is_written_and_running_values_stay_finite(dtype: torch.dtyp
 
 
 def test_a_value_too_large_for_the_weight_leaves_the_row() -> None:
-    head = HebbianSoftmax(4, 6, dtype=torch.float16, write="literal", scale=4.0, **OK)
+    head = early_head(4, 6, dtype=torch.float16, write="literal", scale=4.0, **OK)
     before = head.weight.detach().clone()
     head.memorize(torch.full((1, 4), 3e4, dtype=torch.float16), torch.tensor([3]))
     assert torch.equal(head.weight, before)
@@ -293,13 +293,13 @@ def test_targets_out_of_range_are_never_written(target: int) -> None:
 
 
 def test_loss_refuses_a_weight_without_values() -> None:
-    head = HebbianSoftmax(4, 6, device="meta", **OK)
+    head = early_head(4, 6, device="meta", **OK)
     with pytest.raises(ValueError, match="meta device"):
         head.loss(torch.randn(1, 4), torch.tensor([1]))
 
 
 def test_a_mean_that_a_half_precision_sum_would_overflow() -> None:
-    head = HebbianSoftmax(4, 6, dtype=torch.float16, **OK)
+    head = early_head(4, 6, dtype=torch.float16, **OK)
     with torch.no_grad():
         head.weight.zero_()
         head.weight[1] = -100.0
@@ -309,7 +309,7 @@ def test_a_mean_that_a_half_precision_sum_would_overflow() -> None:
 
 
 def test_settings_that_the_rule_uses_cannot_be_changed_behind_its_back() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     assert head.rate == PaperRate(0.1, 10)
     for name in ("gamma", "limit"):
         with pytest.raises(AttributeError):
@@ -319,7 +319,7 @@ def test_settings_that_the_rule_uses_cannot_be_changed_behind_its_back() -> None
 
 
 def test_nonfinite_is_told_again_after_a_reset() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     for _ in range(2):
         head.memorize(torch.full((1, 4), torch.nan), torch.tensor([0]))
         with pytest.warns(RuntimeWarning, match="1 activations"):
@@ -347,6 +347,6 @@ def test_torch_func_and_sparse_inputs_work_as_with_nn_linear() -> None:
 
 
 def test_an_objective_of_the_wrong_shape() -> None:
-    head = HebbianSoftmax(4, 6, objective=lambda h, rows, classes, weight: h[0], **OK)
+    head = early_head(4, 6, objective=lambda h, rows, classes, weight: h[0], **OK)
     with pytest.raises(ValueError, match=r"objective must return w\* of shape \(2, 4\), got \(4,\)"):
         head.memorize(torch.randn(2, 4), torch.tensor([1, 2]))

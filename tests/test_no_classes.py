@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
-from tests.heads import attached_head, train
+from tests.heads import attached_head, early_head, train
 from tests.oracle import ManualLoop, Oracle
 
 OK = {"gamma": 0.3, "limit": 9}
@@ -34,7 +34,7 @@ NOBODY: list[list[int]] = [[], [-100, -100]]
 def test_it_is_a_layer_without_outputs(bias: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        head = HebbianSoftmax(4, 0, bias=bias, **OK)
+        head = early_head(4, 0, bias=bias, **OK)
         head.reset_parameters()
     assert head.num_classes == head.out_features == 0
     assert head(torch.randn(3, 4)).shape == (3, 0)
@@ -46,7 +46,7 @@ def test_it_is_a_layer_without_outputs(bias: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_batch_without_targets_has_loss_zero(labels: list[int], dtype: torch.dtype, reduction: str) -> None:
-    head = HebbianSoftmax(4, 0, bias=True, dtype=dtype, **OK)
+    head = early_head(4, 0, bias=True, dtype=dtype, **OK)
     h = torch.randn(len(labels), 4, dtype=dtype, requires_grad=True)
     loss = head.loss(h, torch.tensor(labels, dtype=torch.int64), remember=False, reduction=reduction)
     assert loss.shape == ((len(labels),) if reduction == "none" else ())
@@ -58,7 +58,7 @@ def test_a_batch_without_targets_has_loss_zero(labels: list[int], dtype: torch.d
 
 
 def test_a_target_is_refused_in_words() -> None:
-    head = HebbianSoftmax(4, 0, **OK)
+    head = early_head(4, 0, **OK)
     with pytest.raises(ValueError, match="while there are no classes, got 0"):
         head.loss(torch.randn(1, 4), torch.tensor([0]))
 
@@ -85,7 +85,7 @@ def test_it_trains_and_grows_with_every_optimizer(name: str, labels: list[int]) 
 
 @pytest.mark.parametrize("kind", [OnePassAdam, OnePassRMSprop])
 def test_the_head_of_a_one_pass_optimizer(kind: Callable[..., Any]) -> None:
-    head = HebbianSoftmax(4, 0, **OK)
+    head = early_head(4, 0, **OK)
     optimizer = kind(head.parameters(), head=head)
     with torch.autocast("cpu", torch.bfloat16):
         head.loss(torch.randn(2, 4, requires_grad=True), torch.tensor([-100, -100])).backward()
@@ -99,7 +99,7 @@ def test_growing_from_nothing_is_algorithm_1() -> None:
     """New rows are the head's own; from then on it is the paper's loop on a plain layer with these rows."""
     backbone, twin = (nn.Linear(3, 4).double() for _ in range(2))
     twin.load_state_dict(backbone.state_dict())
-    head = HebbianSoftmax(4, 0, write="literal", dtype=torch.float64, **OK)
+    head = early_head(4, 0, write="literal", dtype=torch.float64, **OK)
     optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
     linear, oracle = nn.Linear(4, 1, bias=False).double(), Oracle(0, 0.3, 9)
@@ -120,7 +120,7 @@ def test_growing_from_nothing_is_algorithm_1() -> None:
 
 
 def test_state_and_copies() -> None:
-    head, twin = HebbianSoftmax(4, 0, bias=True, **OK), HebbianSoftmax(4, 0, bias=True, **OK)
+    head, twin = early_head(4, 0, bias=True, **OK), early_head(4, 0, bias=True, **OK)
     twin.load_state_dict(head.state_dict())
     twin.load_state_dict(head.state_dict(), assign=True)
     copied = copy.deepcopy(twin).half().float()
@@ -135,7 +135,7 @@ def test_state_and_copies() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.optim.Adam, OnePassAdam, OnePassRMSprop])
 def test_on_a_gpu(kind: Callable[..., torch.optim.Optimizer]) -> None:
-    head = HebbianSoftmax(4, 0, device="cuda", **OK)
+    head = early_head(4, 0, device="cuda", **OK)
     optimizer = kind(head.parameters(), lr=0.01, **({} if kind is torch.optim.Adam else {"head": head}))
     head.attach(optimizer)
     for dtype in (torch.float32, torch.bfloat16):

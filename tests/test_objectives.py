@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hebbian_softmax import SVM, Euclidean, HebbianSoftmax, InnerProduct, SparseSoftmax
+from hebbian_softmax import SVM, Euclidean, InnerProduct, SparseSoftmax
 from hebbian_softmax.objectives import nearest_rows, resolve_objective
+from tests.heads import early_head
 
 RADIUS = 10.0
 ALL = [Euclidean(RADIUS), InnerProduct(), SVM(neighbours=5), SparseSoftmax(neighbours=5)]
@@ -158,7 +159,7 @@ def test_fewer_rows_than_neighbours_and_a_lonely_class(objective: str) -> None:
 
 @pytest.mark.parametrize("objective", ["l2", "ip", "svm", "smax"])
 def test_the_head_mixes_the_objectives_answer(objective: str) -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, write="literal", dtype=torch.float64)
+    head = early_head(4, 6, gamma=0.5, limit=9, objective=objective, write="literal", dtype=torch.float64)
     head.counts.fill_(2)  # λ = 0.5
     old, h = head.weight.detach().clone(), torch.randn(2, 4, dtype=torch.float64)
     classes = torch.tensor([1, 4])
@@ -174,7 +175,7 @@ def test_a_callable_of_ones_own() -> None:
         calls.append((h.shape, rows.shape, classes.tolist(), weight.shape))
         return -h
 
-    head = HebbianSoftmax(4, 6, gamma=0.5, limit=9, objective=objective, write="literal")
+    head = early_head(4, 6, gamma=0.5, limit=9, objective=objective, write="literal")
     h = torch.randn(3, 4)
     head.memorize(h, torch.tensor([5, 0, 5]))
     assert calls == [((2, 4), (2, 4), [0, 5], (6, 4))]

@@ -7,6 +7,7 @@ import torch
 
 from hebbian_softmax import HebbianSoftmax, MbPA, NeuralCache, OnePassRMSprop
 from tests import ROOT
+from tests.heads import early_head
 
 OLD = ROOT / "tests" / "fixtures" / "version-0.1"
 
@@ -16,14 +17,14 @@ def load(name: str) -> dict[str, Any]:
     return state
 
 
-LATER = {"filled", "since_start", "running.along", "running.along_batches"}
+LATER = {"filled", "since_start", "running.along", "running.along_batches", "running.seen"}
 """Buffers that later versions have."""
 
 
 @pytest.mark.parametrize("name", ["adam", "one_pass_rmsprop"])
 def test_training_goes_on_from_a_saved_head_and_optimizer(name: str) -> None:
     saved = load("heads.pt")[name]
-    head = HebbianSoftmax(5, 9, gamma=0.1, limit=12, bias=True)
+    head = early_head(5, 9, gamma=0.1, limit=12, bias=True)  # the rule of that version
     if name == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
         head.attach(optimizer)
@@ -39,6 +40,30 @@ def test_training_goes_on_from_a_saved_head_and_optimizer(name: str) -> None:
     for key, value in saved["later"].items():
         # Three steps of size 0.05 in float32: rounding is some ulps of values below 3, a lost state is off by 0.01.
         torch.testing.assert_close(head.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_of_today_goes_on_from_a_saved_one() -> None:
+    """Its features have settled, so it writes at once, with its own rule."""
+    saved = load("heads.pt")["adam"]
+    head = HebbianSoftmax(5, 9, bias=True)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    head.attach(optimizer)
+    head.load_state_dict(saved["head"])
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.testing.assert_close(head.weight.detach(), saved["head"]["weight"])
+    h, targets = saved["batches"][0]
+    assert head.settling is not None
+    assert int(head.settling.began) >= 0
+    plain = torch.nn.Linear(5, 9)
+    plain.load_state_dict({name: saved["head"][name] for name in ("weight", "bias")})
+    torch.nn.functional.cross_entropy(plain(h), targets).backward()
+    other = torch.optim.Adam(plain.parameters(), lr=0.05)
+    other.load_state_dict(load("heads.pt")["adam"]["optimizer"])  # tensors of its own
+    other.step()
+    head.loss(h, targets).backward()
+    optimizer.step()
+    written = (head.weight - plain.weight).abs().amax(1) > 1e-4
+    assert set(written.nonzero().flatten().tolist()) == set(targets.tolist())
 
 
 def test_saved_memories_answer_as_before() -> None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, InnerProduct, OnePassAdam, OnePassRMSprop
+from hebbian_softmax import InnerProduct, OnePassAdam, OnePassRMSprop
 from hebbian_softmax.optim import OnePass
 from tests.closeness import assert_states_as_close
+from tests.heads import early_head
 from tests.interpreter import quiet
 from tests.on_gpu import make_steps, no_waiting
 from tests.one_pass import (
@@ -249,7 +250,7 @@ def test_tied_to_an_embedding(device: str) -> None:
     for kind, dtype in ((SmallAdam, torch.float32), (adam, torch.float32), (adam, torch.float64)):
         torch.manual_seed(0)
         embedding = nn.Embedding(CLASSES, FEATURES).to(device, dtype)
-        head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, device=device, dtype=dtype)
+        head = early_head(FEATURES, CLASSES, gamma=0.3, limit=7, device=device, dtype=dtype)
         head.weight = embedding.weight
         optimizer = kind(head.parameters(), lr=0.01, eps=1e-3, **({"head": head} if kind is SmallAdam else {}))
         head.attach(optimizer)
@@ -314,7 +315,7 @@ def test_the_write_comes_after_the_whole_step_of_a_subclass(hooked: bool, device
 
     if hooked:
         Inner([torch.zeros(1)])  # from now on its step runs hooks itself
-    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=7, write="literal", device=device)
+    head = early_head(FEATURES, CLASSES, gamma=0.3, limit=7, write="literal", device=device)
     optimizer = Shrinking(head.parameters(), head=head)
     h = torch.randn(1, FEATURES, device=device)
     head.loss(h, torch.tensor([3], device=device)).backward()
@@ -340,7 +341,7 @@ def test_bad_settings(kind: type[OnePass], options: dict[str, Any], match: str) 
 
 
 def test_bad_parameters() -> None:
-    head = HebbianSoftmax(4, 5, gamma=0.3, limit=7)
+    head = early_head(4, 5, gamma=0.3, limit=7)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):
         OnePassAdam(nn.Linear(2, 2).parameters(), head=head)
     assert head.attachment is None
@@ -371,7 +372,7 @@ def test_a_scaler_skips(device: str) -> None:
 @pytest.mark.gpu
 def test_wide_rows_and_many_of_them() -> None:
     """Warps of one program are not in step there."""
-    heads = [HebbianSoftmax(1024, 4000, gamma=0.1, limit=10**6, device="cuda")]
+    heads = [early_head(1024, 4000, gamma=0.1, limit=10**6, device="cuda")]
     heads += [copy.deepcopy(heads[0]), copy.deepcopy(heads[0]).double()]
     settings = {"lr": 1e-4, "eps": 1e-3}
     optimizers = [OnePassRMSprop(heads[0].parameters(), **settings, head=heads[0])]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hebbian_softmax import HebbianSoftmax
+from tests.heads import early_head
 
 pytestmark = [
     pytest.mark.slow,  # these libraries take long to import; tests/test_filled.py guards the same without them
@@ -31,13 +31,13 @@ def llama(tied: bool = False):
     class WithHead(transformers.LlamaForCausalLM):
         def __init__(self, config) -> None:
             super().__init__(config)
-            self.lm_head = HebbianSoftmax(config.hidden_size, config.vocab_size, **OK)
+            self.lm_head = early_head(config.hidden_size, config.vocab_size, **OK)
             self.post_init()
 
     class Classifier(transformers.LlamaForSequenceClassification):
         def __init__(self, config) -> None:
             super().__init__(config)
-            self.score = HebbianSoftmax(config.hidden_size, config.num_labels, **OK)
+            self.score = early_head(config.hidden_size, config.num_labels, **OK)
             self.post_init()
 
     config = transformers.LlamaConfig(
@@ -103,7 +103,7 @@ def test_resize_token_embeddings(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_optimizers_of_accelerate() -> None:
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e '.[dev]'")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = nn.Sequential(nn.Linear(4, 8), HebbianSoftmax(8, 5, **OK))
+    model = nn.Sequential(nn.Linear(4, 8), early_head(8, 5, **OK))
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
     head = model[-1]
     head.attach(optimizer)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hebbian_softmax import HebbianSoftmax, linear_log_prob, linear_topk, seen
 from hebbian_softmax.loss.checks import Options
 from tests.closeness import assert_as_close, assert_exact
-from tests.heads import assert_same_bits, attached_head, train
+from tests.heads import assert_same_bits, attached_head, early_head, train
 
 IGNORED = -100
 
@@ -117,7 +117,7 @@ def test_training_is_that_of_a_smaller_matrix(
     given = {key: value for key, value in options.items() if key == "label_smoothing"}
     if "prior" in options:
         given["prior"] = torch.randn(classes).to(dtype)
-    head = HebbianSoftmax(
+    head = early_head(
         features, classes, gamma=0.2, limit=4, bias=options.get("bias", False), dtype=dtype, seen_only=True
     )
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
@@ -247,12 +247,12 @@ def test_the_loss_in_evaluation_stays_finite_for_a_target_never_seen() -> None:
 
 
 def test_where_nothing_was_counted_all_classes_are_evaluated() -> None:
-    head = HebbianSoftmax(4, 6, gamma=0.1, limit=5, seen_only=True).eval()
+    head = early_head(4, 6, gamma=0.1, limit=5, seen_only=True).eval()
     h, y = torch.randn(3, 4), torch.tensor([1, 5, 2])
     assert torch.equal(head(h), head.to_linear()(h))
     assert_exact(head.loss(h, y).detach(), F.cross_entropy(h @ head.weight.T, y).detach().double())
     assert not head.seen_prior().any()
-    assert HebbianSoftmax(4, 0, gamma=0.1, limit=5, seen_only=True).eval()(h).shape == (3, 0)
+    assert early_head(4, 0, gamma=0.1, limit=5, seen_only=True).eval()(h).shape == (3, 0)
 
 
 def test_added_classes_are_unseen_until_a_step_or_memorize() -> None:
@@ -277,7 +277,7 @@ def test_classes_of_a_plain_layer_have_been_seen() -> None:
         HebbianSoftmax.from_linear(linear, gamma=0.1, limit=0, seen_only=True)
     head = HebbianSoftmax.from_linear(nn.Linear(4, 6), gamma=0.1, limit=0, counts=1, seen_only=True)
     assert not head.seen_prior().any()
-    fresh = HebbianSoftmax(4, 6, gamma=0.1, limit=0, bias=True, seen_only=True)
+    fresh = early_head(4, 6, gamma=0.1, limit=0, bias=True, seen_only=True)
     with pytest.raises(ValueError, match="limit of at least 1"):
         fresh.load_state_dict(nn.Linear(4, 6).state_dict())
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, OnePassAdam
+from hebbian_softmax import OnePassAdam
 from hebbian_softmax.checks import majority_class
-from tests.heads import attached_head, unchanged
+from tests.heads import attached_head, early_head, unchanged
 from tests.oracle import IGNORED, Oracle
 
 OK = {"gamma": 0.3, "limit": 9}
@@ -26,7 +26,7 @@ def probabilities(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_cross_entropy(shape: tuple[int, ...], reduction: str, weighted: bool, smoothing: float) -> None:
-    head = HebbianSoftmax(5, 7, bias=weighted, dtype=torch.float64, **OK)
+    head = early_head(5, 7, bias=weighted, dtype=torch.float64, **OK)
     h = torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True)
     soft = probabilities(*shape, 7).requires_grad_()
     weight = torch.rand(7, dtype=torch.float64) if weighted else None
@@ -115,7 +115,7 @@ def test_what_is_no_probability_is_refused(spoil: Any, error: type[Exception], m
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("classes", [2, 1000, 50_000])
 def test_rounded_probabilities_are_accepted(dtype: torch.dtype, classes: int) -> None:
-    head = HebbianSoftmax(2, classes, **OK)
+    head = early_head(2, classes, **OK)
     teacher = torch.randn(4, classes).softmax(-1)
     mixed = 0.3 * teacher.to(dtype) + 0.7 * teacher.flip(0).to(dtype)
     for soft in (teacher.to(dtype), mixed):
@@ -124,7 +124,7 @@ def test_rounded_probabilities_are_accepted(dtype: torch.dtype, classes: int) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
-    head = HebbianSoftmax(4, 6, dtype=dtype, **OK)
+    head = early_head(4, 6, dtype=dtype, **OK)
     h, soft = torch.randn(3000, 4, dtype=dtype), probabilities(3000, 6).to(dtype)
     expected = F.cross_entropy(F.linear(h.double(), head.weight.double()), soft.double())
     loss = head.loss(h, soft, remember=False)
@@ -133,7 +133,7 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_with_a_copy_in_bfloat16_and_autocast() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     optimizer = OnePassAdam(head.parameters(), head=head)
     h, soft = torch.randn(3, 4), F.one_hot(torch.tensor([1, 2, 2]), 6).float()
     for autocast in (True, False):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, PaperRate
-from tests.heads import assert_same_bits, attached_head, copied_state, unchanged
+from tests.heads import assert_same_bits, attached_head, copied_state, early_head, unchanged
 
 OK = {"gamma": 0.3, "limit": 9}
 # torch's compiler reads .grad of what it traces, and pays no heed to filters made errors.
@@ -66,8 +66,8 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
-    head = HebbianSoftmax(4, 6, bias=True, **OK)
-    running = [f"running.{name}" for name in ("mean", "norms", "along", "batches", "along_batches")]
+    head = early_head(4, 6, bias=True, **OK)
+    running = [f"running.{name}" for name in ("mean", "norms", "along", "batches", "along_batches", "seen")]
     memory = ["counts", "since_start", "nonfinite_count", "filled", *running]
     assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
@@ -75,7 +75,7 @@ def test_state_dict_holds_all_and_only_tensors() -> None:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_a_plain_linears_state_counts_as_familiar(nested: bool, caplog: pytest.LogCaptureFixture) -> None:
-    linear, head = nn.Linear(4, 6), HebbianSoftmax(4, 6, bias=True, **OK)
+    linear, head = nn.Linear(4, 6), early_head(4, 6, bias=True, **OK)
     head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
     source, target = (nn.Sequential(linear), nn.Sequential(head)) if nested else (linear, head)
     with caplog.at_level(logging.INFO, "hebbian_softmax"):
@@ -135,18 +135,18 @@ def test_from_linear_with_counts_of_ones_own(caplog: pytest.LogCaptureFixture) -
         (nn.Linear(4, 6, bias=True), "loaded state has a bias and the head was made with bias=False"),
         (nn.Linear(4, 7, bias=False), r"weight of the loaded state has shape \(7, 4\).*add_classes"),
         (nn.Linear(5, 6, bias=False), r"weight of the loaded state has shape \(6, 5\)"),
-        (HebbianSoftmax(4, 7, **OK), r"shape \(7, 4\)"),
+        (early_head(4, 7, **OK), r"shape \(7, 4\)"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(other: nn.Module, match: str) -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     with unchanged(head), pytest.raises(ValueError, match=match):
         head.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_missing_bias_is_told(strict: bool) -> None:
-    head = HebbianSoftmax(4, 6, bias=True, **OK)
+    head = early_head(4, 6, bias=True, **OK)
     with pytest.raises(ValueError, match="no bias and the head was made with bias=True"):
         nn.Sequential(head).load_state_dict(nn.Sequential(nn.Linear(4, 6, bias=False)).state_dict(), strict=strict)
 
@@ -158,11 +158,11 @@ def test_pending_is_not_saved() -> None:
 
 
 def test_loading_and_reset_parameters_forget() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     for _ in range(2):
         head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
     assert head.running.knows_rows()
-    fresh = HebbianSoftmax(4, 6, **OK).state_dict()
+    fresh = early_head(4, 6, **OK).state_dict()
     head.load_state_dict(fresh)
     assert not head.running.knows_rows()  # loading looks for familiar rows anew
     head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 2]))
@@ -173,7 +173,7 @@ def test_loading_and_reset_parameters_forget() -> None:
 
 def test_deferred_initialisation_on_meta() -> None:
     with torch.device("meta"):
-        head = HebbianSoftmax(4, 6, **OK)
+        head = early_head(4, 6, **OK)
     head.to_empty(device="cpu")
     head.reset_parameters()
     assert head.counts.tolist() == [0] * 6
@@ -181,7 +181,7 @@ def test_deferred_initialisation_on_meta() -> None:
 
 
 def test_export_of_the_inference_path() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, **OK)).eval()
+    model = nn.Sequential(nn.Linear(3, 4), early_head(4, 6, bias=True, **OK)).eval()
     x = torch.randn(2, 3)
     exported = torch.export.export(model, (x,))
     torch.testing.assert_close(exported.module()(x), model(x))
@@ -190,7 +190,7 @@ def test_export_of_the_inference_path() -> None:
 class Classifier(nn.Module):
     def __init__(self, **options: object) -> None:
         super().__init__()
-        self.head = HebbianSoftmax(4, 6, **(OK | options))
+        self.head = early_head(4, 6, **(OK | options))
         self.net = nn.Linear(3, 4, dtype=self.head.weight.dtype)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def test_compiled_training_is_eager_training(kind: str) -> None:
 @pytest.mark.parametrize("attached", [True, False])
 def test_a_model_that_ends_in_the_head_is_one_graph(attached: bool, training: bool) -> None:
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)).train(training)
+    model = nn.Sequential(nn.Linear(3, 4), early_head(4, 6, **OK)).train(training)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if attached:
         model[1].attach(optimizer)
@@ -258,7 +258,7 @@ def test_loss_costs_at_most_one_graph_break() -> None:
     torch._dynamo.reset()
     assert torch._dynamo.explain(model)(x, y).graph_break_count == 0
     torch._dynamo.reset()
-    large = HebbianSoftmax(64, 20_000, gamma=0.1, limit=9)  # too large to be traced as the reference
+    large = early_head(64, 20_000, gamma=0.1, limit=9)  # too large to be traced as the reference
     h, targets = torch.randn(600, 64, requires_grad=True), torch.randint(20_000, (600,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of torch's own code
@@ -300,7 +300,7 @@ def test_compiled_by_inductor() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("classes", [0, 6])
 def test_to_linear_is_the_inverse_of_from_linear(bias: bool, classes: int) -> None:
-    head = HebbianSoftmax(4, classes, bias=bias, dtype=torch.float64, **OK).eval()
+    head = early_head(4, classes, bias=bias, dtype=torch.float64, **OK).eval()
     linear = head.to_linear()
     assert type(linear) is nn.Linear
     assert linear.weight is head.weight
@@ -317,7 +317,7 @@ def test_to_linear_is_the_inverse_of_from_linear(bias: bool, classes: int) -> No
 
 
 def test_to_linear_refuses_a_weight_that_is_computed() -> None:
-    head = nn.utils.parametrizations.weight_norm(HebbianSoftmax(4, 6, **OK))
+    head = nn.utils.parametrizations.weight_norm(early_head(4, 6, **OK))
     with pytest.raises(TypeError, match="weight must be a parameter"):
         head.to_linear()
 
@@ -330,7 +330,7 @@ def test_counts_stay_at_the_largest_number_and_rows_stay_familiar(source: str, r
     if source == "from_linear":
         head = HebbianSoftmax.from_linear(linear, **options)
     else:
-        head = HebbianSoftmax(4, 3, **options)
+        head = early_head(4, 3, **options)
         head.load_state_dict(linear.state_dict())
     before = head.weight.detach().clone()
     for _ in range(2):
@@ -350,7 +350,7 @@ def test_from_linear_says_when_a_rate_does_not_leave_familiar_rows_alone(caplog:
 
 def test_a_plain_state_assigned_to_a_head_on_meta() -> None:
     with torch.device("meta"):
-        head = HebbianSoftmax(4, 6, **OK)
+        head = early_head(4, 6, **OK)
     head.load_state_dict(nn.Linear(4, 6, bias=False).state_dict(), assign=True)
     assert {value.device.type for value in head.state_dict().values()} == {"cpu"}
     assert head.counts.tolist() == [9] * 6
@@ -358,7 +358,7 @@ def test_a_plain_state_assigned_to_a_head_on_meta() -> None:
 
 
 def test_a_cast_state_assigned_keeps_counts_and_running_values_exact() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     state = {name: value.half() for name, value in head.state_dict().items()}
     head.load_state_dict(state, assign=True)
     assert head.counts.dtype == torch.int64

@@ -58,6 +58,7 @@ class Machine(SideBySide, RuleBasedStateMachine):
         classes=st.sampled_from([3, 1, 0]),
         bias=st.booleans(),
         limit=st.sampled_from([0, 2, 5, 50]),
+        grows=st.booleans(),
         scale=st.sampled_from(["match", 1.0, 0.5]),
         write=st.sampled_from(["across", "centred", "literal"]),
         start=st.sampled_from([0, 3, "auto"]),

@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import HebbianSoftmax, _torch
+from hebbian_softmax import _torch
+from tests.heads import early_head
 
 
 def in_backward(ask: Any, **how: Any) -> list[Any]:
@@ -185,7 +186,7 @@ def test_the_context_of_a_reentrant_checkpoint() -> None:
 
 def test_the_line_of_the_user() -> None:
     with pytest.warns(UserWarning, match="not attached") as caught:
-        HebbianSoftmax(2, 3, gamma=0.1, limit=9).loss(torch.ones(1, 2), torch.tensor([1]))
+        early_head(2, 3, gamma=0.1, limit=9).loss(torch.ones(1, 2), torch.tensor([1]))
     assert caught[0].filename == __file__
 
 

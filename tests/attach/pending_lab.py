@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
+from tests.heads import early_head
 from tests.oracle import Oracle
 
 FEATURES, CLASSES = 4, 6
@@ -18,7 +18,7 @@ class Lab:
 
     def __init__(self, lr: float = 0.1, frozen: bool = False, **options: object) -> None:
         settings = {"gamma": 0.3, "limit": 100, "write": "literal", "dtype": torch.float64} | options
-        self.head = HebbianSoftmax(FEATURES, CLASSES, **settings)
+        self.head = early_head(FEATURES, CLASSES, **settings)
         self.head.weight.requires_grad_(not frozen)
         self.model = nn.Sequential(nn.Linear(3, FEATURES).double(), self.head)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)

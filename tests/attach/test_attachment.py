@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from hebbian_softmax import HebbianSoftmax
 from tests.attach.pending_lab import Lab
-from tests.heads import attached_head, train
+from tests.heads import attached_head, early_head, train
 
 OK = {"gamma": 0.3, "limit": 9}
 
 
 def test_lbfgs_and_an_optimizer_without_the_weight_are_refused() -> None:
-    head, other = HebbianSoftmax(4, 6, **OK), nn.Linear(4, 6)
+    head, other = early_head(4, 6, **OK), nn.Linear(4, 6)
     with pytest.raises(ValueError, match=r"does not hold head\.weight"):
         head.attach(torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, got Linear"):
@@ -113,12 +112,12 @@ def test_wrapped_optimizers_are_unwrapped() -> None:
 
 
 def test_a_weight_on_meta_or_computed_is_refused() -> None:
-    head = HebbianSoftmax(4, 6, device="meta", **OK)
+    head = early_head(4, 6, device="meta", **OK)
     with pytest.raises(ValueError, match="meta device"):
         head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="meta device"):
         head.memorize(torch.randn(1, 4), torch.tensor([1]))
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     nn.utils.parametrizations.weight_norm(head)
     with pytest.raises(TypeError, match="parametrizations"):
         head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
@@ -193,7 +192,7 @@ def test_a_whole_model_is_copied_with_its_training() -> None:
 
 def test_tied_to_an_embedding() -> None:
     embedding = nn.Embedding(6, 4)
-    head = HebbianSoftmax(4, 6, write="literal", **OK)
+    head = early_head(4, 6, write="literal", **OK)
     head.weight = embedding.weight
     model = nn.ModuleList([embedding, head])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -206,7 +205,7 @@ def test_tied_to_an_embedding() -> None:
 
 def test_parameter_groups_decay_and_clipping() -> None:
     """The write lands on top of whatever the step did, in whichever group the weight is."""
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, bias=True, write="literal", **OK)
+    net, head = nn.Linear(3, 4), early_head(4, 6, bias=True, write="literal", **OK)
     optimizer = torch.optim.AdamW(
         [{"params": net.parameters()}, {"params": [head.bias]}, {"params": [head.weight], "weight_decay": 0.5}], lr=0.1
     )
@@ -222,7 +221,7 @@ def test_parameter_groups_decay_and_clipping() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_writes_full_precision(dtype: torch.dtype) -> None:
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, write="literal", **OK)
+    net, head = nn.Linear(3, 4), early_head(4, 6, write="literal", **OK)
     optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
     with torch.autocast("cpu", dtype):
@@ -237,7 +236,7 @@ def test_autocast_writes_full_precision(dtype: torch.dtype) -> None:
 
 
 def test_fp16_autocast_with_a_scaler_learns() -> None:
-    net, head = nn.Linear(3, 4), HebbianSoftmax(4, 6, **OK)
+    net, head = nn.Linear(3, 4), early_head(4, 6, **OK)
     optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
     head.attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # too large at first: skipped until it has come down
@@ -283,7 +282,7 @@ def test_nothing_is_kept_alive_by_a_cycle() -> None:
 
 
 def test_attaching_again_and_again_leaves_one_hook() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     for _ in range(5):
         optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
         handle = head.attach(optimizer)
@@ -333,7 +332,7 @@ def test_a_loss_may_outlive_its_head(optimizer_too: bool) -> None:
 
 
 def test_a_tied_weight_that_does_not_fit_is_refused() -> None:
-    head = HebbianSoftmax(4, 6, **OK)
+    head = early_head(4, 6, **OK)
     head.weight = nn.Embedding(5, 4).weight
     with pytest.raises(ValueError, match=r"weight has shape \(5, 4\).*must have \(6, 4\)"):
         head.attach(torch.optim.SGD(head.parameters(), lr=0.1))

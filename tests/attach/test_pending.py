@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import HebbianSoftmax
 from tests.attach.pending_lab import CLASSES, FEATURES, Lab
+from tests.heads import early_head
 
 
 def test_loss_without_backward() -> None:
@@ -80,7 +80,7 @@ def test_nothing_becomes_pending_in_eval_or_without_grad() -> None:
 
 
 def test_an_unattached_head_warns_once_and_remembers_nothing() -> None:
-    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=9)
+    head = early_head(FEATURES, CLASSES, gamma=0.3, limit=9)
     h, y = torch.randn(2, FEATURES), torch.tensor([1, 2])
     with pytest.warns(UserWarning, match=r"head\.attach\(optimizer\)") as caught:
         loss = head.loss(h, y)
@@ -245,7 +245,7 @@ def test_activations_without_a_gradient_yet_survive_folding_and_a_step() -> None
 
 
 def test_a_loss_that_outlives_its_head_is_not_folded() -> None:
-    head = HebbianSoftmax(4, 5, gamma=0.1, limit=9)
+    head = early_head(4, 5, gamma=0.1, limit=9)
     weight = head.weight
     optimizer = torch.optim.SGD([weight], lr=0.1)
     head.attach(optimizer).pending.fold_rows = 3

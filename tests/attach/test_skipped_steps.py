@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hebbian_softmax import HebbianSoftmax
 from tests.attach.pending_lab import CLASSES, FEATURES, TO_NONE, Lab
+from tests.heads import early_head
 
 
 def fail(*_: object) -> None:
@@ -37,7 +37,7 @@ def test_a_step_that_the_scaler_skips_writes_nothing_and_the_next_good_one_does(
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_a_fused_optimizers_own_skip_writes_nothing(optimizer: type[torch.optim.Optimizer]) -> None:
-    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=9)
+    head = early_head(FEATURES, CLASSES, gamma=0.3, limit=9)
     fused = optimizer(head.parameters(), lr=0.1, fused=True)
     head.attach(fused)
     for inf, seen in ((1.0, 0), (0.0, 1), (1.0, 1), (0.0, 2)):

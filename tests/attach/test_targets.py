@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import HebbianSoftmax
 from tests.attach.pending_lab import CLASSES, FEATURES, Lab
+from tests.heads import early_head
 
 
 class Loop:
@@ -195,7 +195,7 @@ def test_buffers_that_are_refilled_before_the_backward_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 def test_inductor_reuses_the_memory_of_the_activations() -> None:
-    head = HebbianSoftmax(64, 64, gamma=0.3, limit=100, write="literal")
+    head = early_head(64, 64, gamma=0.3, limit=100, write="literal")
     model = nn.Sequential(nn.Linear(16, 64), head)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     head.attach(optimizer)
@@ -301,7 +301,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def test_an_unattached_head_warns() -> None:
-    head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.3, limit=9)
+    head = early_head(FEATURES, CLASSES, gamma=0.3, limit=9)
     with pytest.warns(UserWarning, match=r"head\.attach\(optimizer\)"), head.targets(torch.tensor([1])):
         head(torch.randn(1, FEATURES))
 

@@ -10,8 +10,9 @@ from benchmarks.tracking import GeometricCache, Tracking, track
 from torch.testing import assert_close
 
 from benchmarks import tracking
-from hebbian_softmax import ConstantRate, HebbianSoftmax
+from hebbian_softmax import ConstantRate
 from hebbian_softmax.lab.cli import main
+from tests.heads import early_head
 from tests.memory.oracles import stream
 
 
@@ -37,7 +38,7 @@ def test_probabilities_are_the_papers_sum(rate: float) -> None:
 def test_hebbian_rows_of_a_frozen_network_are_the_geometric_average(rate: float) -> None:
     h, targets = stream(80, 5, 7)
     options = {"write": "literal", "dtype": torch.float64}
-    head = HebbianSoftmax(5, 9, gamma=rate, limit=10**6, rate=ConstantRate(rate), **options)
+    head = early_head(5, 9, gamma=rate, limit=10**6, rate=ConstantRate(rate), **options)
     torch.nn.init.zeros_(head.weight)
     cache = GeometricCache(rate, h, targets, 9)
     for activation, target in zip(h, targets, strict=True):
@@ -52,7 +53,7 @@ def test_hebbian_rows_of_a_frozen_network_are_the_geometric_average(rate: float)
 def test_the_papers_rate_tracks_it_only_roughly() -> None:
     """Annealed, λ starts at 1 and ends at γ: a row holds all of its first activation, and the average λ of it."""
     h, targets = stream(300, 16, 10)
-    head = HebbianSoftmax(16, 10, gamma=0.1, limit=500, write="literal", dtype=torch.float64)
+    head = early_head(16, 10, gamma=0.1, limit=500, write="literal", dtype=torch.float64)
     for activation, target in zip(h, targets, strict=True):
         head.memorize(activation[None], target[None])
     found = track(head.weight.detach(), GeometricCache(0.1, h, targets, 10))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from hebbian_softmax import HebbianSoftmax, OnePassAdam, linear_cross_entropy, shard_rows
+from hebbian_softmax import OnePassAdam, linear_cross_entropy, shard_rows
 from hebbian_softmax._triton import kernels_on_cpu, works_on
 from tests.closeness import assert_exact
 from tests.distributed.pool import Pool
@@ -30,6 +30,7 @@ from tests.distributed.training import (
     train,
     whole,
 )
+from tests.heads import early_head
 from tests.interpreter import interpreted
 
 slow = pytest.mark.slow
@@ -115,7 +116,7 @@ def test_a_step_that_a_scaler_skips_on_all_ranks(pool: Pool) -> None:
 
 def first_ranks_values() -> list[Tensor]:
     torch.manual_seed(dist.get_rank())
-    head = HebbianSoftmax(FEATURES, 5, gamma=0.1, limit=9, bias=True)
+    head = early_head(FEATURES, 5, gamma=0.1, limit=9, bias=True)
     head.counts.fill_(dist.get_rank() + 3)
     before = [tensor.clone() for tensor in head.state_dict().values()]
     shard_rows(head, mesh())
@@ -131,7 +132,7 @@ def test_all_ranks_start_with_the_values_of_the_first(pool: Pool) -> None:
 
 
 def built_on_meta(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    head = HebbianSoftmax(FEATURES, 5, gamma=0.1, limit=9, bias=True, device="meta")
+    head = early_head(FEATURES, 5, gamma=0.1, limit=9, bias=True, device="meta")
     shard_rows(head, mesh())
     head.to_empty(device="cpu")
     with pytest.raises(RuntimeError, match="counts were never filled"):
@@ -142,7 +143,7 @@ def built_on_meta(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_a_head_that_no_rank_holds_as_a_whole(pool: Pool) -> None:
-    head = HebbianSoftmax(FEATURES, 5, gamma=0.1, limit=9, bias=True)
+    head = early_head(FEATURES, 5, gamma=0.1, limit=9, bias=True)
     head.memorize(torch.randn(3, FEATURES), torch.tensor([0, 4, 4]))
     state = head.state_dict()
     assert_same(pool.run(2, built_on_meta, state), state)

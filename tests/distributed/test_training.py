@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import ConstantRate, InclusiveRate
+from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate
 from tests.distributed.pool import Pool
 from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
@@ -57,6 +57,8 @@ def test_equals_one_process(
         ("ddp", {"objective": "smax"}),
         ("ddp", {"rate": InclusiveRate(0.2, 9)}),
         ("ddp", {"rate": ConstantRate(0.3)}),
+        ("ddp", {"rate": GrowingLimitRate(0.3, 1), "write": "across", "fade": True}),
+        ("head", {"rate": GrowingLimitRate(0.3, 1), "write": "across", "fade": True}),
         ("ddp", {"limit": 0}),
         ("head", {"objective": "ip"}),
         ("head", {"rate": InclusiveRate(0.2, 9)}),

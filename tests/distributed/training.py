@@ -16,8 +16,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hebbian_softmax import HebbianSoftmax, OnePassAdam, prepare_fsdp, shard_rows
+from hebbian_softmax import OnePassAdam, prepare_fsdp, shard_rows
 from tests.distributed.pool import Pool
+from tests.heads import early_head
 
 INPUTS, FEATURES = 4, 5
 
@@ -76,7 +77,7 @@ class Model(nn.Module):
         options = {"gamma": 0.2, "limit": 6} | setup.head
         self.embedding = nn.Embedding(setup.classes, FEATURES, dtype=setup.dtype) if setup.tied else None
         self.body = nn.Linear(FEATURES if setup.tied else INPUTS, FEATURES, dtype=setup.dtype)
-        self.head = HebbianSoftmax(FEATURES, setup.classes, dtype=setup.dtype, **options)
+        self.head = early_head(FEATURES, setup.classes, dtype=setup.dtype, **options)
         if self.embedding is not None:
             self.head.weight = self.embedding.weight
         self.head.weight.requires_grad_(not setup.frozen)

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax import linear_cross_entropy, linear_log_prob, linear_topk
 from tests.closeness import assert_exact
+from tests.heads import early_head
 from tests.loss.cases import every_engine, make, ours, with_gradients
 from tests.operations import Watch
 
@@ -79,7 +80,7 @@ def test_an_empty_or_ignored_batch_is_that_of_torch(impl, device, n) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("classes", [6, MANY], ids=["reference", "chunked"])
 def test_the_layer_has_no_nan_for_it(classes: int, weighted: bool) -> None:
-    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5, bias=True)
+    head = early_head(4, classes, gamma=0.1, limit=5, bias=True)
     weight = torch.zeros(classes) if weighted else None
     loss = head.loss(H, Y if weighted else torch.full((3,), -100), weight=weight, remember=False)
     loss.backward()
@@ -91,7 +92,7 @@ def test_the_layer_has_no_nan_for_it(classes: int, weighted: bool) -> None:
 @pytest.mark.parametrize("classes", [6, MANY], ids=["reference", "chunked"])
 def test_the_layer_refuses_alike(classes: int) -> None:
     """The implementation does not matter."""
-    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5)
+    head = early_head(4, classes, gamma=0.1, limit=5)
     for options, error, match in (
         ({"label_smoothing": -0.1}, ValueError, r"label_smoothing must be in \[0, 1\], got -0.1"),
         ({"reduction": "avg"}, ValueError, "reduction must be .* got 'avg'"),
@@ -109,7 +110,7 @@ def test_the_layer_refuses_alike(classes: int) -> None:
 
 def test_the_layer_uses_tiles() -> None:
     rows, classes = 128, 2**13 + 1
-    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5, bias=True).double()
+    head = early_head(4, classes, gamma=0.1, limit=5, bias=True).double()
     h = torch.randn(2, rows // 2, 4, dtype=torch.float64, requires_grad=True)
     y = torch.randint(classes, (2, rows // 2))
     y[0, :9] = -100

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
+from hebbian_softmax import linear_cross_entropy
 from tests.closeness import assert_as_close
+from tests.heads import early_head
 from tests.loss.cases import Case, assert_no_worse_than_eager, every_engine, every_engine_in, make, ours, with_gradients
 from tests.operations import Watch
 
@@ -62,7 +63,7 @@ def test_what_is_frozen_costs_nothing(reduction, frozen) -> None:
 def test_a_frozen_head_or_body_saves_its_product(classes, reduction, smoothing, head_is_frozen, h_is_frozen) -> None:
     """In full-size products, of N × d × V: the logits (once more for ``none``), dh and dW."""
     n, d = 30, 8
-    head = HebbianSoftmax(d, classes, gamma=0.1, limit=5, bias=False).requires_grad_(not head_is_frozen)
+    head = early_head(d, classes, gamma=0.1, limit=5, bias=False).requires_grad_(not head_is_frozen)
     h = torch.randn(n, d, requires_grad=not h_is_frozen)
     with Watch() as watch:
         loss = head.loss(

@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hebbian_softmax import HebbianSoftmax
 from tests.closeness import assert_as_close
+from tests.heads import early_head
 from tests.loss.cases import ENGINES, Case, assert_no_worse_than_eager, eager, ours
 
 EVERY = 11
@@ -97,7 +97,7 @@ def test_shifted_sequences(device, invalid, shift) -> None:
         logits = F.linear(h, each.linear_weight, each.linear_bias)
         results.append(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y))
         if each is case:
-            head = HebbianSoftmax(128, 507, gamma=0.1, limit=5, bias=True, device=device)
+            head = early_head(128, 507, gamma=0.1, limit=5, bias=True, device=device)
             with torch.no_grad():
                 head.weight.copy_(case.linear_weight)
                 head.bias.copy_(case.linear_bias)

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax import linear_cross_entropy, linear_log_prob, linear_topk
 from hebbian_softmax.loss import reference
 from hebbian_softmax.loss.checks import Options
 from hebbian_softmax.loss.function import LinearCrossEntropy, Settings
 from hebbian_softmax.loss.weighting import Weighting
 from tests.closeness import assert_as_close, assert_exact
+from tests.heads import early_head
 from tests.loss.cases import DTYPES, Case, assert_no_worse_than_eager, every_engine, every_engine_in, make, ours
 
 INF = math.inf
@@ -173,7 +174,7 @@ def test_topk(workspace, dtype) -> None:
 @pytest.mark.parametrize("classes", [20, 2**19], ids=["reference", "chunked"])
 def test_the_layer(classes: int) -> None:
     case = make(3, 4, classes, masked=0.5, ignored=0.3, bias=True)
-    head = HebbianSoftmax(4, classes, gamma=0.1, limit=5, bias=True, dtype=torch.float64)
+    head = early_head(4, classes, gamma=0.1, limit=5, bias=True, dtype=torch.float64)
     head.load_state_dict({"weight": case.linear_weight, "bias": case.linear_bias}, strict=False)
     for reduction in ("mean", "none"):
         loss = head.loss(case.input, case.target, prior=case.prior, reduction=reduction, remember=False)
@@ -188,7 +189,7 @@ def test_soft_targets(reduction, smoothing, weighted) -> None:
     kept = case.prior > -INF
     soft = torch.rand(6, 9, dtype=torch.float64) * kept
     soft /= soft.sum(1, keepdim=True)
-    head = HebbianSoftmax(5, 9, gamma=0.1, limit=5, dtype=torch.float64)
+    head = early_head(5, 9, gamma=0.1, limit=5, dtype=torch.float64)
     options = {"reduction": reduction, "label_smoothing": smoothing}
     loss = head.loss(case.input, soft, prior=case.prior, weight=case.weight, remember=False, **options)
     logits = (F.linear(case.input, head.weight) + case.prior)[:, kept]
@@ -201,7 +202,7 @@ def test_soft_targets(reduction, smoothing, weighted) -> None:
 
 
 def test_soft_targets_for_a_masked_class_are_refused_on_a_cpu() -> None:
-    head = HebbianSoftmax(5, 3, gamma=0.1, limit=5)
+    head = early_head(5, 3, gamma=0.1, limit=5)
     prior = torch.tensor([0.0, -INF, 0.0])
     with pytest.raises(ValueError, match="no probability for a class that prior masks with -inf, got some for 1"):
         head.loss(torch.randn(2, 5), torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), prior=prior, remember=False)
@@ -209,7 +210,7 @@ def test_soft_targets_for_a_masked_class_are_refused_on_a_cpu() -> None:
 
 def test_transforms() -> None:
     case = make(6, 4, 20, masked=0.3)
-    head = HebbianSoftmax(4, 20, gamma=0.1, limit=5, dtype=torch.float64)
+    head = early_head(4, 20, gamma=0.1, limit=5, dtype=torch.float64)
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:

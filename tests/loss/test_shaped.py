@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax import linear_cross_entropy, linear_log_prob, linear_topk
 from tests.closeness import assert_as_close, assert_exact
-from tests.heads import attached_head
+from tests.heads import attached_head, early_head
 from tests.loss.cases import (
     DTYPES,
     Case,
@@ -125,7 +125,7 @@ def test_no_weight_at_all(impl: str) -> None:
     case.token_weight = torch.zeros(3, dtype=torch.float64)
     assert ours(case, impl=impl).isnan()
     assert ours(case, impl=impl, reduction="sum") == 0
-    head = HebbianSoftmax(8, 20, gamma=0.1, limit=5, dtype=torch.float64)
+    head = early_head(8, 20, gamma=0.1, limit=5, dtype=torch.float64)
     assert head.loss(case.input, case.target, token_weight=case.token_weight, remember=False) == 0
 
 
@@ -187,7 +187,7 @@ def test_topk(workspace, dtype) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_layer(classes: int, reduction: str) -> None:
     case, options = case_of(TOGETHER, 4, 6, classes, bias=True, masked=0.3)
-    head = HebbianSoftmax(6, classes, gamma=0.1, limit=5, bias=True, dtype=torch.float64)
+    head = early_head(6, classes, gamma=0.1, limit=5, bias=True, dtype=torch.float64)
     head.load_state_dict({"weight": case.linear_weight, "bias": case.linear_bias}, strict=False)
     more = {"prior": case.prior, "token_weight": case.token_weight.view(2, 2), "reduction": reduction} | options
     loss = head.loss(case.input.view(2, 2, 6), case.target.view(2, 2), remember=False, **more)
@@ -199,7 +199,7 @@ def test_the_layer(classes: int, reduction: str) -> None:
 def test_soft_targets_of_one_class_are_that_class(reduction: str) -> None:
     """Without class weights, by whose sum a mean is divided for classes and not for probabilities."""
     case, options = case_of(TOGETHER, 7, 6, 30, masked=0.3)
-    head = HebbianSoftmax(6, 30, gamma=0.1, limit=5, dtype=torch.float64)
+    head = early_head(6, 30, gamma=0.1, limit=5, dtype=torch.float64)
     more = {"prior": case.prior, "token_weight": case.token_weight, "reduction": reduction, "remember": False} | options
     hard = head.loss(case.input, case.target, **more)
     soft = head.loss(case.input, F.one_hot(case.target, 30).double(), **more)

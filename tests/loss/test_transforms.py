@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy, linear_log_prob, linear_topk
+from hebbian_softmax import linear_cross_entropy, linear_log_prob, linear_topk
 from tests.closeness import assert_exact
+from tests.heads import early_head
 
 SAMPLES, ROWS, FEATURES, CLASSES = 4, 3, 5, 7
 CLASS_WEIGHT = torch.linspace(0.1, 1.0, CLASSES, dtype=torch.float64)
@@ -40,7 +41,7 @@ class Loss(nn.Module):
         super().__init__()
         self.options = {name: value for name, value in options.items() if name != "ignore_index"}
         of_head |= {"bias": True, "dtype": torch.float64, "ignore_index": options.get("ignore_index", -100)}
-        self.head = HebbianSoftmax(FEATURES, CLASSES, gamma=0.1, limit=5, **of_head)
+        self.head = early_head(FEATURES, CLASSES, gamma=0.1, limit=5, **of_head)
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         return self.head.loss(h, y, remember=False, **self.options)

@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from hebbian_softmax import (
     ConstantRate,
     Euclidean,
+    GrowingLimitRate,
     HebbianSoftmax,
     InclusiveRate,
     InnerProduct,
@@ -29,7 +31,7 @@ from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
 from hebbian_softmax.write.activations import Activations
 from hebbian_softmax.write.timing import AT_ONCE, Timing
 from tests.closeness import assert_exact, assert_rounded_once, assert_states_as_close
-from tests.heads import assert_same_bits, unchanged
+from tests.heads import assert_same_bits, early_head, unchanged
 from tests.interpreter import compile_apart, interpreted, quiet
 from tests.oracle import IGNORED, Oracle
 
@@ -44,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def head_of(device: str, **options: object) -> HebbianSoftmax:
-    return HebbianSoftmax(FEATURES, CLASSES, **({"gamma": 0.2, "limit": 6, "device": device} | options))
+    return early_head(FEATURES, CLASSES, **({"gamma": 0.2, "limit": 6, "device": device} | options))
 
 
 def batch(device: str, n: int, top: int = CLASSES, dtype: torch.dtype = torch.float32) -> Activations:
@@ -96,6 +98,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ball": {"objective": Euclidean(0.7)},
     "sphere": {"objective": InnerProduct(3.0)},
     "inclusive": {"rate": InclusiveRate(0.3, 9)},
+    "growing": {"rate": GrowingLimitRate(0.3, 1), "limit": 1},
     "constant": {"rate": ConstantRate(0.3)},
     "constant, limited": {"rate": ConstantRate(1, 4)},
     "inverse": {"rate": InverseCountRate()},
@@ -116,7 +119,7 @@ REPEATED = {"scaled", "constant", "inverse, limited", "callable, expanded"}
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in REPEATED else []) for each in OPTIONS]
 )
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
-    sizes = (1, 14, 10)
+    sizes = (1, 14, 10) if name != "growing" else (1, 60, 40, 70)
     compare(head_of(device, **OPTIONS[name]), [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
 
 
@@ -146,7 +149,7 @@ def test_features_that_settle(classes: int, device: str) -> None:
 
     The head begins as one that has seen 90 batches, and whose fit has not quite caught up.
     """
-    head = HebbianSoftmax(
+    head = early_head(
         FEATURES,
         classes,
         gamma=0.2,
@@ -203,7 +206,7 @@ def test_long_runs_are_summed_in_blocks(lengths: tuple[int, ...], device: str) -
 
 @pytest.mark.parametrize("classes", [2**15, 2**15 + 1])
 def test_keys_are_as_wide_as_the_classes_need(classes: int, device: str) -> None:
-    head = HebbianSoftmax(2, classes, gamma=0.2, limit=6, device=device, scale=1.0)
+    head = early_head(2, classes, gamma=0.2, limit=6, device=device, scale=1.0)
     last = torch.tensor([classes - 1, 0, classes - 1, IGNORED, 5], device=device)
     compare(head, [[Activations(torch.randn(5, 2, device=device), last)]])
 
@@ -297,7 +300,7 @@ def test_running_values_forget(batches: int, device: str) -> None:
 
 @pytest.mark.parametrize("features", [1, 8, 300])
 def test_widths(features: int, device: str) -> None:
-    head = HebbianSoftmax(features, 5, gamma=0.2, limit=6, device=device)
+    head = early_head(features, 5, gamma=0.2, limit=6, device=device)
     calls = [[Activations(torch.randn(9, features).to(device), torch.randint(5, (9,)).to(device))] for _ in range(2)]
     compare(head, calls)
 
@@ -380,14 +383,15 @@ def test_any_nonzero(at: int | None, value: float, device: str) -> None:
     "change",
     [
         {"dtype": torch.float64},
-        {"in_features": 16_385},
+        {"features": 16_385},
         {"objective": "svm"},
         {"objective": Doubled()},
         {"objective": lambda h, rows, classes, weight: h},
     ],
 )
 def test_what_the_kernels_do_not_do(change: dict[str, object]) -> None:
-    head = HebbianSoftmax(**({"in_features": 4, "num_classes": 5, "gamma": 0.2, "limit": 6} | change))
+    options: dict[str, Any] = {"features": 4, "classes": 5, "gamma": 0.2, "limit": 6} | change
+    head = early_head(**options)
     with kernels_on_cpu():
         assert not kernels_suit(head, head.weight)
 

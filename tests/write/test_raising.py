@@ -12,7 +12,7 @@ from torch import Tensor
 from hebbian_softmax import HebbianSoftmax, PaperRate
 from hebbian_softmax._triton import kernels_on_cpu
 from tests.closeness import assert_states_as_close
-from tests.heads import assert_same_bits, attached_head, copied_state, train
+from tests.heads import assert_same_bits, attached_head, copied_state, early_head, train
 from tests.interpreter import interpreted, quiet
 from tests.one_pass import ThreeWays, both
 from tests.one_pass import train as train_model
@@ -51,7 +51,7 @@ def batch_with_a_nan(head: HebbianSoftmax) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("scale", ["match", 1.0])
 @pytest.mark.parametrize("seen", [0, 3])
 def test_memorize_writes_all_or_nothing(fault: str, scale: float | str, seen: int) -> None:
-    head, twin = (HebbianSoftmax(4, 6, gamma=0.3, limit=9, scale=scale) for _ in range(2))
+    head, twin = (early_head(4, 6, gamma=0.3, limit=9, scale=scale) for _ in range(2))
     twin.load_state_dict(head.state_dict())
     for each in (head, twin):
         torch.manual_seed(1)
@@ -102,7 +102,7 @@ def test_a_step_is_made_and_its_batch_is_not_written(fault: str) -> None:
 )
 def test_the_kernels_write_all_or_nothing(device: str) -> None:
     with kernels_on_cpu() if device == "cpu" else nullcontext():
-        head = HebbianSoftmax(4, 6, gamma=0.3, limit=9, device=device)
+        head = early_head(4, 6, gamma=0.3, limit=9, device=device)
         head.memorize(torch.randn(3, 4, device=device), torch.tensor([0, 1, 2], device=device))
         before = copied_state(head)
         head.rate = raising

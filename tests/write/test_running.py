@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.write.running import HORIZON
-from tests.heads import assert_same_bits, unchanged
+from tests.heads import assert_same_bits, early_head, unchanged
 from tests.oracle import AlongTheMean
 
 FEATURES, CLASSES = 8, 12
@@ -16,7 +16,7 @@ FEATURES, CLASSES = 8, 12
 
 def make(**options: object) -> HebbianSoftmax:
     settings = {"gamma": 0.25, "limit": 30, "dtype": torch.float64} | options
-    return HebbianSoftmax(FEATURES, CLASSES, **settings)
+    return early_head(FEATURES, CLASSES, **settings)
 
 
 class SlowStatistics:
