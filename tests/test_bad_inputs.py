@@ -376,7 +376,7 @@ TABLE: dict[str, list[Row]] = {
     "SVM": [*ASCENT_ROWS, *a_number("xi", INF), *a_number("epsilon", INF), *a_number("step_size", 0.0, -1.0, INF)],
     "SparseSoftmax": [*ASCENT_ROWS, *a_number("step_size", 0.0, -1.0, INF)],
     "resolve_objective": [("objective", "best", ValueError, "objective"), ("objective", None, TypeError, "objective")],
-    **dict.fromkeys(("PaperRate", "GrowingLimitRate", "InclusiveRate"), [*GAMMA_ROWS, *LIMIT_ROWS]),
+    **{name: [*GAMMA_ROWS, *LIMIT_ROWS] for name in ("PaperRate", "GrowingLimitRate", "InclusiveRate")},
     "ConstantRate": [*a_number("value", -0.1, 1.5), *LIMIT_ROWS],
     "InverseCountRate": LIMIT_ROWS,
     "suggest_settings": SUGGEST_ROWS,
