@@ -32,9 +32,9 @@ from hebbian_softmax import HebbianSoftmax
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain softmax": None,
     "literal": {"write": "literal"},
-    "center": {"write": "centred", "scale": 1.0},
+    "center": {"write": "centred", "scale": 1.0, "start": 0, "fade": False},
     "match": {"write": "literal", "scale": "match"},
-    "match+center": {"write": "centred"},
+    "match+center": {"write": "centred", "start": 0, "fade": False},
 }
 
 

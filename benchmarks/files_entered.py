@@ -54,7 +54,7 @@ def training_step(one_pass: bool) -> set[str]:
     from hebbian_softmax import HebbianSoftmax, OnePassAdam
 
     torch.manual_seed(0)
-    head = HebbianSoftmax(16, 100, gamma=0.1, limit=50)
+    head = HebbianSoftmax(16, 100)
     if one_pass:
         optimizer: torch.optim.Optimizer = OnePassAdam(head.parameters(), head=head)
     else:

@@ -26,7 +26,7 @@ class Growing:
     """A head with Adam's state and a gradient."""
 
     def __init__(self, classes: int, features: int) -> None:
-        self.head = HebbianSoftmax(features, classes, gamma=0.1, limit=50)
+        self.head = HebbianSoftmax(features, classes, gamma=0.1, limit=50, start=0)
         self.optimizer = torch.optim.Adam(self.head.parameters(), lr=1e-3)
         self.head.attach(self.optimizer)
         self.step()

@@ -32,7 +32,7 @@ SHAPES = {
 def steps_of(n: int, features: int, classes: int, device: str) -> dict[str, Callable[[Tensor, Tensor], None]]:
     """Return the training steps of three heads: nn.Linear, ours without writes, and ours."""
     linear = nn.Linear(features, classes, bias=False, device=device)
-    heads = [HebbianSoftmax(features, classes, gamma=0.1, limit=50, device=device) for _ in range(2)]
+    heads = [HebbianSoftmax(features, classes, gamma=0.1, limit=50, start=0, device=device) for _ in range(2)]
     heads[0].memorizing = False
     optimizers = [torch.optim.RMSprop(head.parameters(), lr=1e-3) for head in (linear, *heads)]
     for head, optimizer in zip(heads, optimizers[1:], strict=True):

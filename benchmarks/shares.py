@@ -88,7 +88,7 @@ class Training:
 
     def __init__(self, classes: int, features: int, tokens: int, device: str) -> None:
         self.device = device
-        self.head = HebbianSoftmax(features, classes, gamma=0.1, limit=500, device=device)
+        self.head = HebbianSoftmax(features, classes, gamma=0.1, limit=500, start=0, device=device)
         self.optimizer = OnePassAdam([self.head.weight], head=self.head, lr=1e-5)
         self.batches = cycle([self.draw(classes, features, tokens) for _ in range(BATCHES)])
 

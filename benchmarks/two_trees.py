@@ -36,7 +36,7 @@ def layer_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
     n, features, classes = (64, 16, 500) if quick else LAYERS[name]
     device = "cpu" if quick else "cuda"
     torch.manual_seed(0)
-    head = HebbianSoftmax(features, classes, gamma=0.25, limit=500, device=device)
+    head = HebbianSoftmax(features, classes, gamma=0.25, limit=500, device=device)  # and each tree's usual rule
     optimizer = OnePassRMSprop(head.parameters(), lr=1e-5, head=head)
     h = torch.randn(n, features, device=device, dtype=torch.bfloat16, requires_grad=True)
     zipf = torch.arange(1, classes + 1, dtype=torch.float64, device=device).reciprocal()
@@ -44,6 +44,8 @@ def layer_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
     # Counts as after a thousand such batches: on a new head the first write copies raw activations into the rows, and
     # the logits of the same activations then overflow.
     head.counts.copy_((1000 * n * zipf / zipf.sum()).long())
+    if getattr(head, "settling", None) is not None:  # random activations never settle
+        head.settling.began.fill_(0)
 
     def loss(remember: bool = False) -> None:
         h.grad = head.weight.grad = None

@@ -37,7 +37,7 @@ class Model(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
-        self.head = HebbianSoftmax(64, classes, gamma=0.1, limit=50)
+        self.head = HebbianSoftmax(64, classes)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         if targets is None:

@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(words, features)
         self.dropout = nn.Dropout(0.3)
         self.lstm = nn.LSTM(features, features)
-        self.head = HebbianSoftmax(features, words, gamma=0.1, limit=100, dropout=0.3, start="auto", fade=True)
+        self.head = HebbianSoftmax(features, words, dropout=0.3)
         self.head.memorizing = memorizing
 
     def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -122,7 +122,7 @@ METHODS = [
 def train(task: Task, method: Method, rate: float, *, steps: int, batch: int, seed: int) -> nn.Sequential:
     """Train a network with a head, and return both."""
     torch.manual_seed(seed)  # the same first weights and batches for every method
-    network, head = task.network(), HebbianSoftmax(128, len(task.counts), gamma=0.1, limit=30)
+    network, head = task.network(), HebbianSoftmax(128, len(task.counts))
     head.memorizing = method.memorizing
     model = nn.Sequential(network, head)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)

@@ -181,8 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
     for user, item in events[:half]:
         histories.setdefault(user, []).append(item)
 
-    rule: dict[str, Any] = {"gamma": 0.1, "limit": 100, "start": "auto", "fade": True}
-    model = Recommender(1 + max(item for _, item in events[:half]), memorizing=not options.plain, **rule)
+    model = Recommender(1 + max(item for _, item in events[:half]), memorizing=not options.plain)
     optimizer = OnePassAdam(model.parameters(), lr=2e-3, head=model.head)
     lessons = windows(list(histories.values()), [len(each) for each in histories.values()], model.length)
     for _ in range(options.epochs):

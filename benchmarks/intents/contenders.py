@@ -144,7 +144,7 @@ def trained_head(task: Task, seed: int, *, shown: int, whiten: bool) -> Array:
         F.cross_entropy(linear(x[places]), y[places]).backward()
         optimizer.step()
     settings = NewClasses(whiten=whiten, prior="even")
-    head = HebbianSoftmax.from_linear(linear, gamma=0.1, limit=50, new_classes=settings)
+    head = HebbianSoftmax.from_linear(linear, limit=50, new_classes=settings)
     if shown:
         head.calibrate(x[torch.randperm(len(x), generator=generator)[:shown]])
     new, which = np.unique(task.new.y, return_inverse=True)

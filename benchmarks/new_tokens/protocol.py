@@ -74,7 +74,7 @@ class Split:
         linear.weight = nn.Parameter(self.kept.weight.detach().clone())
         if bias:
             nn.init.zeros_(linear.bias)
-        return HebbianSoftmax.from_linear(linear, gamma=0.1, limit=LIMIT, new_classes=settings)
+        return HebbianSoftmax.from_linear(linear, limit=LIMIT, new_classes=settings)
 
     def written(self, settings: NewClasses, bias: bool) -> tuple[Tensor, Tensor]:
         """Return the rows and biases of the new tokens after the stream was memorised once."""

@@ -50,7 +50,7 @@ def step(
         weight = weight.float() if master else weight
         limit = 10**9 if every_class else LIMIT
         head = HebbianSoftmax(
-            spec.features, spec.classes, gamma=0.1, limit=limit, device=weight.device, dtype=weight.dtype
+            spec.features, spec.classes, gamma=0.1, limit=limit, start=0, device=weight.device, dtype=weight.dtype
         )
         head.weight = nn.Parameter(weight)
         ranks = torch.arange(

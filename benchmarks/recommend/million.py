@@ -42,7 +42,7 @@ class Problem:
 
     def __init__(self, items: int, users: int, features: int, device: str) -> None:
         torch.manual_seed(0)
-        rule: dict[str, Any] = {"gamma": 0.1, "limit": 100, "fade": True}
+        rule: dict[str, Any] = {"start": 0}
         self.model = Recommender(items, features=features, length=LENGTH, dropout=0.0, **rule).to(device).train()
         rare = torch.rand(users, LENGTH + 1, dtype=torch.float64)
         taken = (items**rare).long().clamp(1, items) - 1  # the n-th item is about n times as rare as the first

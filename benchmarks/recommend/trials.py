@@ -68,8 +68,8 @@ class Trial:
     dropout: float = 0.2
     period_rate: float = 0.25
     """The learning rate in later periods, as a share of the one in training."""
-    gamma: float = 0.1
-    limit: int = 100
+    gamma: float = 0.2
+    limit: int | None = None
     start: int | str = "auto"
     fade: bool = True
     neighbours: int = 100

@@ -174,7 +174,7 @@ class MemorizeWhileTraining(TrainerCallback):
                 f"the output layer has {linear.weight.shape[0]} rows and the report is of {state['counts'].shape[0]}; "
                 "give the model that the tokens were added to"
             )
-        usual: dict[str, Any] = {"gamma": 0.1, "limit": report.limit, "new_classes": report.new_classes}
+        usual: dict[str, Any] = {"limit": report.limit, "fade": False, "new_classes": report.new_classes}
         self.head = HebbianSoftmax.from_linear(linear, **usual | options)
         own = {"weight": linear.weight} | ({} if linear.bias is None else {"bias": linear.bias})
         self.head.load_state_dict({name: value.detach().clone() for name, value in (own | state).items()})
@@ -432,7 +432,7 @@ def _head_of_old_rows(output: nn.Linear, old: int, limit: int, settings: NewClas
         linear.weight.copy_(output.weight[:old])
         if output.bias is not None:
             linear.bias.copy_(output.bias[:old])
-    return HebbianSoftmax.from_linear(linear, gamma=0.1, limit=limit, new_classes=settings)
+    return HebbianSoftmax.from_linear(linear, limit=limit, new_classes=settings)
 
 
 def _memorize(head: HebbianSoftmax, reader: _Reader, texts: list[str], calibrate_on: int) -> None:
