@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rule_study.lstm import BatchedLSTM
-from benchmarks.rule_study.train import WARMUP, Trial, as_graph, perplexities
+from benchmarks.rule_study.train import WARMUP, Trial, as_graph, began, make_head, perplexities
 from benchmarks.rule_study.write import Rule
-from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
+from hebbian_softmax import linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
 from hebbian_softmax.lab.language.model import dropout
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
@@ -41,7 +41,7 @@ class Member:
 
     def __init__(self, trial: Trial, classes: int, device: str, precision: torch.dtype, numbers: Tensor) -> None:
         torch.manual_seed(trial.seed)
-        head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
+        head = make_head(trial, classes)
         self.trial = trial
         self.model = WordLSTM(head, trial.network, memorizes=False, precision=precision).to(device).train()
         self.parameters = list(self.model.parameters())
@@ -70,6 +70,8 @@ class Member:
         half = self.model.precision == torch.bfloat16
         each = self.rule.variant.surprise > 0 or self.rule.variant.gate > 0
         with torch.autocast(h.device.type, torch.bfloat16, enabled=half):
+            if self.trial.variant.library is not None:
+                self.model.head.remember(features, self.targets)
             dropped = dropout(features, self.trial.output_dropout, True, locked=self.trial.locked_dropout)
             prior = self.rule.before_loss(y)
             found = linear_cross_entropy(
@@ -93,6 +95,7 @@ class Member:
             "row_norm": float(rule.row_norm),
             "activation_norm": float(rule.mean_norm),
             "mean": float(rule.mean.norm()),
+            "began": began(self.model.head),
         }
 
 
@@ -147,6 +150,9 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
         for member in members
     ]
     optimizer = torch.optim.Adam(groups, fused=graphs, capturable=graphs)
+    for member in members:
+        if member.trial.variant.library is not None:
+            member.model.head.attach(optimizer)
     h0 = torch.zeros(len(members), first.batch, first.hidden, dtype=precision, device=device)
     state = h0, torch.zeros_like(h0, dtype=torch.float32)
 
@@ -161,7 +167,8 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
             member.kept = h.detach(), member.targets.reshape(-1), nll
         optimizer.step()
         for member in members:
-            member.rule.after_step(*member.kept)
+            if member.trial.variant.library is None:
+                member.rule.after_step(*member.kept)
         for kept, reached in zip(state, after, strict=True):  # not earlier: the backward pass needs what was kept
             if first.carry:
                 kept.copy_(reached)

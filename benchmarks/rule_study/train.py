@@ -83,7 +83,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
     classes = len(corpus.words)
     precision = torch.bfloat16 if device == "cuda" else torch.float32
-    head = HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
+    head = make_head(trial, classes)
     model = MODELS[trial.model](head, trial.network, memorizes=False, precision=precision).to(device).train()
     state = model.first_state(trial.batch) if trial.carry else None
     if trial.carry and state is None:
@@ -94,6 +94,8 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     betas, decay = (trial.momentum, 0.999), trial.weight_decay
     optimizer = torch.optim.Adam(parameters, lr, betas, weight_decay=decay, fused=graphs, capturable=graphs)
     rule = Rule(trial.variant, head.weight.detach(), trial.learning_rate, trial.seed)
+    if trial.variant.library is not None:
+        head.attach(optimizer)
     inputs, targets = (torch.zeros(trial.sequence, trial.batch, dtype=torch.int64, device=device) for _ in range(2))
     last_loss = torch.zeros((), device=device)
 
@@ -102,13 +104,16 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         features, after = model.features(inputs, state)
         h, y = features.reshape(-1, trial.embedding), targets.reshape(-1)
         with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
+            if trial.variant.library is not None:
+                head.remember(features, targets)
             dropped = dropout(features, trial.output_dropout, True, locked=trial.locked_dropout).reshape(h.shape)
             losses = linear_cross_entropy(dropped, head.weight, y, reduction="none", prior=rule.before_loss(y))
         loss = losses.mean()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, trial.clip, foreach=True)
         optimizer.step()
-        rule.after_step(h.detach(), y, losses.detach().float())
+        if trial.variant.library is None:
+            rule.after_step(h.detach(), y, losses.detach().float())
         last_loss.copy_(loss.detach())
         for before, now in zip(state or (), after if trial.carry else (), strict=True):
             for kept, reached in zip(before, now, strict=True):  # not earlier: the backward pass needs what was kept
@@ -156,7 +161,20 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "row_norm": float(rule.row_norm),
         "activation_norm": float(rule.mean_norm),
         "mean": float(rule.mean.norm()),
+        "began": began(head),
     }
+
+
+def make_head(trial: Trial, classes: int) -> HebbianSoftmax:
+    """Return the output layer of a trial: one that never writes by itself, or the library's as its users have it."""
+    if trial.variant.library is None:
+        return HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
+    return HebbianSoftmax(trial.embedding, classes, **trial.variant.library)
+
+
+def began(head: HebbianSoftmax) -> int | None:
+    """Return the batch with which the library's head began to write; None where it does not find that out itself."""
+    return None if head.settling is None or head.limit == 0 else int(head.settling.began)
 
 
 def as_graph(step: Callable[[], None]) -> Callable[[], None]:

@@ -14,6 +14,7 @@ the batch, m the running mean of all activations before the batch and s the scal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ class Variant:
 
     write: str = "none"
     """none, literal, centred or across."""
+    library: dict[str, Any] | None = None
+    """Let the library's own head write, made with these options, and nothing else of this class; none of them are its
+    defaults."""
     rate: str = "annealed"
     """annealed: max(1/c, γ); constant: γ; polynomial: γ/(c - 1 + γ), at least ``floor``, a mean that weighs late
     occurrences more; kalman: a gain with drift γ. Each while c < T."""

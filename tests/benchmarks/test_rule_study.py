@@ -61,6 +61,7 @@ def test_models_of_a_fleet_are_those_trained_alone(data: Path, carry: bool) -> N
     still = SMALL | {"input_dropout": 0.0, "output_dropout": 0.0}
     across = {"write": "across", "limit": 1e9, "start": 0.2, "fade": True, "first": True}
     options = [{}, across | {"seed": 3}, {"write": "centred", "surprise": 1.0, "seen": True, "learning_rate": 0.002}]
+    options += [{"library": {"start": 3}}, {"library": {}, "seed": 4}]
     still |= {"carry": carry, "weight_decay": 1e-3 * carry, "momentum": 0.5 * carry}
     trials = [Trial.of(still | each) for each in options]
     together = train_fleet(trials, "cpu", data, time.time() + 60)
@@ -72,6 +73,21 @@ def test_models_of_a_fleet_are_those_trained_alone(data: Path, carry: bool) -> N
             assert {name: found[split][name] for name in known} == pytest.approx(known, rel=1e-4)
         assert found["signals"][-1] == pytest.approx(alone["signals"][-1], rel=1e-3)
         assert [step for step, _ in found["curve"]] == [step for step, _ in alone["curve"]]
+
+
+def test_the_librarys_head_writes_as_the_study_does(data: Path) -> None:
+    """With γ = 1 both rates are 1, whether or not they count the batch itself."""
+    still = SMALL | {"input_dropout": 0.0, "output_dropout": 0.0}
+    rule: dict[str, Any] = {"write": "across", "gamma": 1.0, "limit": 10**9}
+    study = rule | {"start_step": 60, "base": "rare"}
+    library = {"library": rule | {"start": 60, "fade": False}}
+    plain, ours, theirs = (
+        train(Trial.of(still | each), "cpu", data, time.time() + 60) for each in ({}, study, library)
+    )
+    # The head's running norms begin with all familiar rows, the study's with those of the batch.
+    assert theirs["test"]["all"] == pytest.approx(ours["test"]["all"], rel=1e-3)
+    assert theirs["test"]["all"] != pytest.approx(plain["test"]["all"], rel=1e-2)
+    assert theirs["began"] is None
 
 
 def test_dropout_of_a_fleet_and_what_must_be_trained_alone(data: Path) -> None:
@@ -143,7 +159,9 @@ def test_a_carried_state_is_that_of_the_text_before(data: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, STRONG, TRANSFORMER], ids=["plain", "strong", "transformer"])
+@pytest.mark.parametrize(
+    "options", [{}, STRONG, TRANSFORMER, {"library": {}}], ids=["plain", "strong", "transformer", "library"]
+)
 def test_steps_in_a_graph_learn_on_a_gpu(data: Path, options: dict[str, Any]) -> None:
     sizes = {"hidden": 32, "embedding": 32, "batch": 8, "sequence": 8, "epochs": 20.0, "write": "across"}
     found = train(Trial.of(SMALL | sizes | options), "cuda", data, time.time() + 300)
