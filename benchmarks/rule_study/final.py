@@ -1,0 +1,212 @@
+"""The frozen default beside plain softmax: both tuned over the same grid on the validation text, then fresh seeds.
+
+    python -m benchmarks.rule_study.final wikitext reuters --data FOLDER --json runs.jsonl --budget 500
+
+For each task both heads first train over a grid of learning rate and dropout, with seed 100. While the best point of a
+head lies at an edge, the grid grows there for both. Then each head trains with its best point and the task's final
+seeds; only these are reported on the test text. Results are appended to the file as they come, and what is in it is not
+run again, so that the program goes on where it was stopped. The last lines are the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.rule_study.__main__ import fleets
+from benchmarks.rule_study.fleet import shape_of, train_fleet
+from benchmarks.rule_study.plans import NOVELS, REUTERS, STRONG, TRANSFORMER, WIKITEXT
+from benchmarks.rule_study.train import Trial, train
+
+Given = dict[str, Any]
+Result = dict[str, Any]
+
+TUNING_SEED = 100
+HEADS: dict[str, Given] = {"plain": {}, "rule": {"library": {}}}
+MOST_POINTS = 24
+"""A grid grows no further than this, for each head."""
+
+
+class Task(NamedTuple):
+    """What all trials share, the axes of the grid, each ascending, and the final seeds."""
+
+    common: Given
+    axes: dict[str, tuple[float, ...]]
+    seeds: range
+
+
+TASKS = {
+    "wikitext": Task(
+        WIKITEXT | {"input_dropout": 0.5},
+        {"learning_rate": (0.003, 0.0045), "output_dropout": (0.4, 0.5, 0.6)},
+        range(10),
+    ),
+    "reuters": Task(REUTERS, {"learning_rate": (0.003, 0.0045), "output_dropout": (0.3, 0.4, 0.5)}, range(10)),
+    "novels": Task(
+        NOVELS | {"corpus": "novels", "epochs": 5.0},
+        {"learning_rate": (0.003,), "output_dropout": (0.05, 0.15, 0.25)},
+        range(3),
+    ),
+    "strong": Task(
+        STRONG,
+        {"learning_rate": (0.0025,), "input_dropout": (0.6,), "output_dropout": (0.5,), "recurrent_dropout": (0.5,)},
+        range(3),
+    ),
+    "transformer": Task(TRANSFORMER, {"learning_rate": (5e-4, 1e-3), "residual_dropout": (0.2, 0.3, 0.4)}, range(3)),
+}
+
+
+def given(task: Task, head: str, point: Sequence[float], seed: int) -> Given:
+    """Return a trial as it stands in the file of results."""
+    settings = dict(zip(task.axes, point, strict=True))
+    name = ", ".join([head, *(f"{key} {value:g}" for key, value in settings.items()), f"seed {seed}"])
+    return task.common | settings | HEADS[head] | {"name": name, "seed": seed}
+
+
+class Runs:
+    """Results by trial, kept in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.known = {_key(each["given"]): each for each in map(json.loads, lines) if "error" not in each}
+
+    def of(self, trial: Given) -> Result | None:
+        return self.known.get(_key(trial))
+
+    def add(self, trial: Given, result: Result) -> None:
+        line = {"given": trial} | result
+        self.known[_key(trial)] = line
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def best_point(task: Task, head: str, axes: dict[str, list[float]], runs: Runs) -> tuple[float, ...]:
+    """Return the point of the grid with the lowest perplexity on the validation text."""
+
+    def of(point: tuple[float, ...]) -> float:
+        found = runs.of(given(task, head, point, TUNING_SEED))
+        value = math.inf if found is None else found["valid"]["all"]
+        return value if math.isfinite(value) else math.inf
+
+    return min(product(*axes.values()), key=of)
+
+
+def wanted(task: Task, runs: Runs) -> Iterator[list[Given]]:
+    """Yield trials that are to be run next, round after round: the grid, what it grows by, and the final seeds."""
+    axes = {name: list(values) for name, values in task.axes.items()}
+    while True:
+        yield [given(task, head, point, TUNING_SEED) for head in HEADS for point in product(*axes.values())]
+        grown = False
+        for head in HEADS:
+            best = best_point(task, head, axes, runs)
+            for (name, values), value in zip(axes.items(), best, strict=True):
+                further = _beyond(name, values, value)
+                if further is not None and math.prod(map(len, axes.values())) < MOST_POINTS:
+                    values.append(further)
+                    values.sort()
+                    grown = True
+        if not grown:
+            break
+    points = {head: best_point(task, head, axes, runs) for head in HEADS}
+    yield [given(task, head, points[head], seed) for seed in task.seeds for head in HEADS]
+
+
+def _beyond(name: str, values: list[float], best: float) -> float | None:
+    """Return the next value beyond an end of an axis, if the best one is there; dropout stays within 0 and 0.9."""
+    if len(values) == 1 or best not in (values[0], values[-1]):
+        return None
+    if name == "learning_rate":
+        factor = values[1] / values[0]
+        return best / factor if best == values[0] else best * factor
+    step = values[1] - values[0]
+    further = round(best - step if best == values[0] else best + step, 4)
+    return further if 0 <= further <= 0.9 else None
+
+
+def table(task: Task, runs: Runs) -> str:
+    """Return the differences of the final seeds on the test text, in per cent, with 95 % intervals."""
+    found: dict[int, dict[str, Result]] = {}
+    for each in runs.known.values():
+        seed, own = each["given"]["seed"], each["given"].get("library") is not None
+        if seed in task.seeds and all(each["given"].get(key) == value for key, value in task.common.items()):
+            found.setdefault(seed, {})["rule" if own else "plain"] = each
+    pairs = [pair for _, pair in sorted(found.items()) if pair.keys() == HEADS.keys()]
+    if not pairs:
+        return "no final pair of seeds yet"
+    lines = [f"{len(pairs)} seeds, test text"]
+    for bucket in pairs[0]["plain"]["test"]:
+        values = [[pair[head]["test"][bucket] for head in HEADS] for pair in pairs]
+        if any(value is None for pair in values for value in pair):
+            continue
+        changes = [100 * (rule / plain - 1) for plain, rule in values]
+        mean, each = statistics.mean(changes), " ".join(f"{change:+.2f}" for change in changes)
+        plain, rule = (statistics.mean(column) for column in zip(*values, strict=True))
+        lines.append(f"{bucket:>8s}  {plain:10.5g} {rule:10.5g}  {mean:+6.2f} ± {_half_width(changes):.2f} %  {each}")
+    began = sorted({pair["rule"]["began"] for pair in pairs})
+    return "\n".join([*lines, f"writing began with batch {began[0]} to {began[-1]}"])
+
+
+T_QUANTILES = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""Of Student's distribution, 97.5 %, by degrees of freedom."""
+
+
+def _half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of a mean; infinite for one value."""
+    if len(values) < 2:
+        return math.inf
+    return T_QUANTILES[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _key(trial: Given) -> str:
+    return json.dumps(trial, sort_keys=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="+", choices=list(TASKS))
+    parser.add_argument("--data", type=Path, help="folder of prepared corpora; by default that of the laboratory")
+    parser.add_argument("--json", type=Path, default=Path("runs.jsonl"), help="file that results are appended to")
+    parser.add_argument("--budget", type=float, default=3e7, help="seconds after which nothing is trained any more")
+    parser.add_argument("--fleet", type=int, default=8, help="language models that share the launches of a step")
+    options = parser.parse_args()
+    begun, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
+    runs = Runs(options.json)
+    try:
+        for name in options.tasks:
+            for trials in wanted(TASKS[name], runs):
+                for some in fleets([each for each in trials if runs.of(each) is None], options.fleet):
+                    run(some, runs, device, options.data, begun + options.budget)
+                    for each in some:
+                        result = runs.known[_key(each)]
+                        print(f"{time.time() - begun:5.0f} s  {name}: {each['name']}: {result['valid']['all']:.2f}")
+    except TimeoutError as error:
+        print(f"stopped: {error}")
+    for name in options.tasks:
+        print(f"\n{name}: {table(TASKS[name], runs)}")
+
+
+def run(some: list[Given], runs: Runs, device: str, data: Path | None, deadline: float) -> None:
+    """Train what can be trained together, and keep the results."""
+    trials = [Trial.of(each) for each in some]
+    if shape_of(trials[0]) is None:
+        results = [train(trial, device, data, deadline) for trial in trials]
+    else:
+        results = train_fleet(trials, device, data, deadline)
+    for each, result in zip(some, results, strict=True):
+        runs.add(each, result)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
