@@ -248,7 +248,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.quick:
         arguments.preset, arguments.rounds, arguments.vocabularies = "tiny", 2, [300, 100]
     device = torch.device(arguments.device)
-    settings = Settings(preset=arguments.preset, optimizer=arguments.optimizer, device=arguments.device, limit=500)
+    measured = {"preset": arguments.preset, "optimizer": arguments.optimizer, "device": arguments.device}
+    settings = Settings(**measured, limit=500, start=0)  # so that every step writes
     rates = machine_rates(device, 256 if arguments.quick else 8192 if device.type == "cuda" else 1024)
     print(f"One large product: {rates['flops'] / 1e12:.3g} TFLOP/s. One large copy: {rates['bytes'] / 1e9:.3g} GB/s.\n")
     results = []

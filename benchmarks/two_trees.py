@@ -68,7 +68,8 @@ def word_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
 
     vocabulary = 500 if quick else VOCABULARIES[name]
     device = torch.device("cpu" if quick else "cuda")
-    settings = program.Settings(preset="tiny" if quick else "paper", limit=500, gamma=0.25, device=device.type)
+    size = "tiny" if quick else "paper"
+    settings = program.Settings(preset=size, limit=500, gamma=0.25, start=0, device=device.type)
     sizes = settings.sizes
     corpus = program.zipf_corpus(vocabulary, (program.STEPS_OF_TEXT * sizes.batch + 1) * sizes.sequence)
     windows = program.make_windows(corpus, settings, device)

@@ -28,6 +28,8 @@ from hebbian_softmax.lab.longtail.reproduce import Settings as TailSettings
 LEVELS = (50, 100, 150, 300)
 RARE_DIGITS = 3
 DIGIT_RATE = 0.004
+LIBRARY: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
+"""How the library's own head writes where it does."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _glyphs(trial: Trial) -> Course:
     own = CurriculumSettings()
     rate, steps = trial.learning_rate or own.learning_rate, trial.steps or own.steps
     v = trial.variant
-    method = curriculum.Method(hebbian=trial.library, learning_rate=rate, gamma=v.gamma, limit=int(v.limit))
+    method = curriculum.Method(trial.library, rate, gamma=v.gamma, limit=int(v.limit), **LIBRARY)
     pupil = Pupil(glyphs.SOURCE.load(own, True), method, trial.seed, filters=own.filters)
     if not trial.library:
         pupil.writing = Writing(trial, pupil.network, pupil.head, pupil.optimizer, rate)
@@ -185,7 +187,7 @@ def _tail(trial: Trial) -> Course:
         own = LongTailSettings()
         rate, total = trial.learning_rate or own.learning_rate, trial.steps or own.steps
     v = trial.variant
-    method = longtail.Method(rate, hebbian=trial.library, gamma=v.gamma, limit=int(v.limit))
+    method = longtail.Method(rate, hebbian=trial.library, gamma=v.gamma, limit=int(v.limit), **LIBRARY)
     learner = longtail.Learner(task, method, trial.seed)
     writing = None
     if not trial.library:

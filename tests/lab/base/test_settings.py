@@ -6,6 +6,7 @@ from dataclasses import dataclass, make_dataclass
 import pytest
 
 from hebbian_softmax.lab.base.settings import (
+    Former,
     add_options,
     as_options,
     from_values,
@@ -95,6 +96,22 @@ def test_a_bad_value_is_refused_with_what_is_allowed(
         parser.parse_args(options)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Changed:
+    steps: int = setting(100, "training steps", integer(1), later=True)
+    gamma: float = setting(0.2, "mixing rate", number(0, 1), before=0.1)
+    fade: bool = setting(True, "whether it fades", before=False)
+    write: str = setting("across", "what is written", str, former=Former("center", lambda text: f"center {text}"))
+
+
+def test_older_values_keep_their_meaning() -> None:
+    assert from_values(Changed, {"center": True}) == Changed(100, 0.1, False, "center True")
+    assert from_values(Changed, {"center": "no", "gamma": 0.3, "fade": "yes"}) == Changed(100, 0.3, True, "center no")
+    assert from_values(Changed, vars(Changed())) == Changed()
+    with pytest.raises(ValueError, match="other settings: write"):
+        from_values(Changed, {})
 
 
 def test_settings_come_back_from_their_values_and_options(parser: argparse.ArgumentParser) -> None:

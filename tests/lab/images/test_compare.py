@@ -122,15 +122,28 @@ def test_the_summary_is_honest() -> None:
 
 
 def test_every_setting_of_the_rule_and_the_softmax_reaches_the_learners() -> None:
-    given = {"write": "across", "fade": True, "start": "auto", "softmax": "seen", "checks": "seen"}
+    given = {"write": "centred", "fade": False, "start": 7, "gamma": 0.3, "softmax": "seen", "checks": "seen"}
     settings = CurriculumSettings(filters=4, device="cpu", **given)  # type: ignore[arg-type]
     with Threads("cpu", 1) as threads:
         for learner in Comparison(toy_set(), settings, threads).learners.values():
             method, head = learner.method, learner.head
             assert (method.seen_only, method.checks_seen_only, method.active_only) == (True, True, False)
-            assert (head.write, head.fade, head.memorizing) == ("across", True, method.hebbian)
+            assert (head.write, head.fade, head.gamma, head.memorizing) == ("centred", False, 0.3, method.hebbian)
             assert head.attachment is not None
-            assert head.start == ("auto" if method.hebbian else 0)
+            assert head.start == (7 if method.hebbian else 0)
+        literal = CurriculumSettings(filters=4, device="cpu", write="literal")
+        assert Comparison(toy_set(), literal, threads).learners["hebbian"].head.scale == 1.0
+
+
+def test_the_log_and_the_summary_say_once_when_writing_began(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "compare", "toy", "--steps", "200", "--filters", "16", "--device", "cpu", "--quiet")
+    told = [(each["step"], each.get("hebbian_write_began")) for each in open_run(run).records()]
+    ((step, began),) = [each for each in told if each[1] is not None]
+    assert step - 25 < began <= step
+    result = open_run(run).result()
+    assert result is not None
+    assert result["metrics"]["write_began"] == began
+    assert f"began to write after {began:,} steps" in result["summary"]
 
 
 def test_suggestions_keep_what_they_do_not_vary() -> None:

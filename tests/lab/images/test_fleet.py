@@ -69,18 +69,36 @@ def test_what_a_killed_process_left_is_no_trial(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("center", "write"), [(True, "centred"), (False, "literal")])
 def test_trials_of_older_versions_are_kept(tmp_path: Path, center: bool, write: str) -> None:
-    store, history, trial = Store(tmp_path), History(30, [0.5], [30]), Trial("a", replace(HEBBIAN, write=write), 0, 25)
+    store, history = Store(tmp_path), History(30, [0.5], [30])
+    trial = Trial("a", replace(HEBBIAN, write=write, start=0, fade=False), 0, 25)
     store.save(trial, history, 1.0, "cpu")
-    record = json.loads((tmp_path / "a-seed0.json").read_bytes())
-    for name in ("write", "start", "fade", "seen_only", "checks_seen_only"):
-        del record["method"][name]
-    record["method"]["center"] = center
-    del record["checksum"]
-    (tmp_path / "a-seed0.json").write_text(json.dumps(record))
+    as_version_0_1(tmp_path / "a-seed0.json", center=center)
     assert store.load(trial) == history
-    for other in (replace(trial.method, fade=True), replace(trial.method, write="across")):
+    for change in ({"fade": True}, {"write": "across"}, {"start": "auto"}, {"gamma": 0.1}):
         with pytest.raises(LabError, match="other settings"):
-            store.load(replace(trial, method=other))
+            store.load(replace(trial, method=replace(trial.method, **change)))  # type: ignore[arg-type]
+
+
+def as_version_0_1(path: Path, **method: object) -> None:
+    """Change the settings of a stored trial to those that version 0.1 stored."""
+    with edited(path) as record:
+        for name in ("write", "start", "fade", "seen_only", "checks_seen_only"):
+            del record["method"][name]
+        record["method"].update(method)
+
+
+def test_settings_of_the_rule_do_not_tell_trials_of_plain_softmax_apart(tmp_path: Path) -> None:
+    store, history = Store(tmp_path), History(30, [0.5], [30])
+    plain, more = Trial("a", PLAIN, 0, 25), Trial("b", replace(PLAIN, extra_steps=3), 0, 25)
+    for trial in (plain, more):
+        store.save(trial, history, 1.0, "cpu")
+        as_version_0_1(tmp_path / f"{trial.key}.json", center=True, gamma=0.1, limit=50)
+    assert store.load(plain) == history
+    assert store.load(replace(more, method=replace(more.method, limit=50))) == history
+    with pytest.raises(LabError, match="other settings"):  # T says which classes get extra steps
+        store.load(more)
+    with pytest.raises(LabError, match="other settings"):
+        store.load(replace(plain, method=replace(PLAIN, learning_rate=1.0)))
 
 
 def test_a_stored_trial_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -113,8 +131,10 @@ def test_a_stored_trial_of_the_wrong_kind_is_named(tmp_path: Path, change: dict[
     [
         PLAIN,
         HEBBIAN,
-        Method(hebbian=True, active_only=True, train_rows=False),
-        Method(hebbian=True, learning_rate=3e-3, seen_only=True),
+        replace(HEBBIAN, start=4),
+        replace(HEBBIAN, write="centred", start=0, fade=False),
+        Method(hebbian=True, active_only=True, train_rows=False, start=0),
+        Method(hebbian=True, learning_rate=3e-3, seen_only=True, start=0),
         Method(hebbian=False, learning_rate=3e-3, seen_only=True, checks_seen_only=True),
     ],
 )
@@ -134,8 +154,24 @@ def test_a_graph_trains_as_the_plain_loop_does(method: Method) -> None:
     assert [classes for _, classes in outcomes[0]] == [classes for _, classes in outcomes[1]] == [35, 40, 40]
     assert outcomes[0] == [(pytest.approx(accuracy, abs=0.05), classes) for accuracy, classes in outcomes[1]]
     assert torch.equal(learners[0].head.counts, learners[1].head.counts)
+    assert torch.equal(learners[0].head.since_start, learners[1].head.since_start)
     assert torch.equal(learners[0].generator.get_state(), learners[1].generator.get_state())
     assert (learners[0].head.weight - learners[1].head.weight).abs().mean() < 1e-3
+
+
+@pytest.mark.gpu
+def test_a_graph_waits_until_features_have_settled() -> None:
+    learner = Learner(DATA, HEBBIAN, 0, device="cuda", filters=16)
+    runner = Graphed(learner)
+    assert learner.head.settling is not None
+    runner.steps(99)
+    runner.finish()
+    assert (int(learner.head.settling.began), int(learner.head.since_start.sum())) == (-1, 0)
+    runner.steps(200)
+    runner.finish()
+    began = int(learner.head.settling.began)
+    assert 100 <= began < 299
+    assert int(learner.head.since_start.sum()) == 32 * (299 - began)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hebbian_softmax import PaperRate
+from hebbian_softmax.lab.base.rule import LITERAL_RULE, RULE_BEFORE
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet
 from hebbian_softmax.lab.images.curriculum import History
@@ -18,8 +20,8 @@ from hebbian_softmax.lab.images.reproduce import beyond
 from tests.lab.images.toys import toy_set
 
 DATA = toy_set(40)
-TUNED = Method(hebbian=True, learning_rate=3e-3, limit=20)
-LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, write="literal")
+TUNED = Method(hebbian=True, learning_rate=3e-3, limit=20, start=3)
+LITERAL = Method(hebbian=True, learning_rate=3e-3, limit=3, scale=1.0, **LITERAL_RULE)
 PLAIN = Method(hebbian=False, learning_rate=3e-3)
 
 
@@ -176,6 +178,26 @@ def test_each_variant_learns_in_a_way_of_its_own(outcomes: dict[str, Learner], n
     for other, another in outcomes.items():
         same = torch.equal(learner.head.weight, another.head.weight)
         assert same == (name == other or {name, other} == {"plain", "class-means"}), other
+
+
+def test_the_default_is_that_of_the_library() -> None:
+    head = small(Method(hebbian=True)).head
+    assert (head.gamma, head.limit, head.write, head.scale) == (0.2, 100, "across", "match")
+    assert (head.start, head.fade, head.rate) == ("auto", True, PaperRate(0.2, 100))
+    assert small(Method(hebbian=False)).head.settling is None  # plain softmax measures nothing
+
+
+def test_the_variants_of_the_write_and_its_timing() -> None:
+    variants = {name: method for name, (_, method) in beyond(PLAIN, Method(hebbian=True)).items()}
+    rules = {name: (each.write, each.scale, each.start, each.fade) for name, each in variants.items()}
+    assert rules["literal"] == ("literal", 1.0, 0, False)
+    assert rules["scale"] == ("literal", "match", "auto", True)
+    assert rules["center"] == ("centred", 1.0, "auto", True)
+    assert rules["centred"] == ("centred", "match", "auto", True)
+    assert rules["centred-at-once"] == ("centred", "match", 0, False)
+    assert rules["at-once"] == ("across", "match", 0, False)
+    before = Method(hebbian=True, gamma=0.1, limit=50, **RULE_BEFORE)
+    assert not {"centred", "centred-at-once", "at-once"} & beyond(PLAIN, before).keys()  # they are the rule itself
 
 
 def test_rows_without_a_gradient_are_the_rules_alone() -> None:

@@ -1,12 +1,16 @@
 """`hebbian reproduce` on images in miniature: all parts, their tables and figures, stopped and resumed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from hebbian_softmax.lab.base.json_files import write_json
 from hebbian_softmax.lab.base.runs import open_run
+from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.images.curriculum import History
+from hebbian_softmax.lab.images.fleet import Store, Trial
 from hebbian_softmax.lab.images.learner import Method
 from hebbian_softmax.lab.images.reproduce import (
     RATES,
@@ -16,8 +20,10 @@ from hebbian_softmax.lab.images.reproduce import (
     compare,
     hebbian_settings,
     plain_settings,
+    report,
 )
 from hebbian_softmax.lab.images.tables import tabulate_milestones
+from tests import ROOT
 from tests.lab.editing import edited
 from tests.lab.images import toys  # which offers `reproduce toy`
 from tests.lab.test_cli import call, error_line, new_run
@@ -58,9 +64,9 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "Beyond the paper",
     ]
     assert len(result["tables"][0]["rows"]) == 4
-    assert len(result["tables"][-1]["rows"]) == 15
+    assert len(result["tables"][-1]["rows"]) == 18
     trials = json.loads((run / "trials.json").read_bytes())
-    assert len(trials) == 4 + 3 * 2 + len(RATES) + 13
+    assert len(trials) == 4 + 3 * 2 + len(RATES) + 16
     assert "Not every seed reached 35 classes" in result["summary"]
     assert capsys.readouterr().out.count("seeds") >= 5
 
@@ -87,9 +93,39 @@ def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFix
 
 def test_equally_many_settings_are_tried() -> None:
     for count in (1, 2, 5, TRIALS):
-        plain, hebbian = plain_settings(count), hebbian_settings(count)
+        plain, hebbian = plain_settings(count), hebbian_settings(Settings().rule, count)
         assert len(set(plain)) == len(set(hebbian)) == count
     assert [plain_settings()[end].learning_rate for end in (0, -1)] == [1e-4, 4e-2]
+
+
+def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun() -> None:
+    rule = Settings().rule
+    assert rule == Method(hebbian=True)
+    assert {each.gamma for each in hebbian_settings(rule)} == {0.1, 0.2, 0.3}
+    assert {each.write for each in hebbian_settings(rule)} == {"across"}
+    stored = json.loads((ROOT / "results" / "omniglot" / "config.json").read_text())["settings"]
+    older = from_values(Settings, stored).rule
+    assert older == Method(hebbian=True, gamma=0.1, limit=50, write="centred", start=0, fade=False)
+    assert {each.gamma for each in hebbian_settings(older)} == {0.05, 0.1, 0.25}
+    assert Settings(write="literal", start=0, fade=False).rule.scale == 1.0
+
+
+def test_the_stored_trials_of_an_older_run_are_found(tmp_path: Path) -> None:
+    """All 27 settings of each head, and the variants of the rule, as version 0.1 trained them on Omniglot."""
+    folder = ROOT / "results" / "omniglot"
+    settings = from_values(Settings, json.loads((folder / "config.json").read_text())["settings"])
+    store = Store(tmp_path)
+    for record in json.loads((folder / "trials.json").read_text()):
+        write_json(tmp_path / f"{record['name']}-seed{record['seed']}.json", record)
+    missing: list[str] = []
+
+    def do(part: str, trials: Sequence[Trial]) -> dict[Trial, History]:
+        found = {trial: store.load(trial) for trial in trials}
+        missing.extend(trial.key for trial, history in found.items() if history is None)
+        return {trial: history or History(30, [0.0], [30]) for trial, history in found.items()}
+
+    report(settings, do)
+    assert missing == []
 
 
 def test_the_best_gets_there_first() -> None:

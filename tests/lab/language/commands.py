@@ -5,7 +5,10 @@ from pathlib import Path
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.cli import main
 
-SIZES = "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4"
+SIZES = (
+    "--hidden 8 --embedding 6 --batch 4 --sequence 5 --device cpu --tensorboard no --warmup 2 --valid-streams 4 "
+    "--start 0"  # these trainings end before features have settled
+)
 FEW = f"{SIZES} --steps 12 --evaluations 3".split()
 MANY = f"{SIZES} --steps 30 --evaluations 3 --deterministic --checkpoint-seconds 0.2".split()
 

@@ -36,7 +36,9 @@ BOTH = Memories((CacheSettings(200, 0.3), MbpaSettings(200, 32)))
 
 
 @pytest.mark.parametrize("hebbian", [True, False])
-@pytest.mark.parametrize("changes", [{}, DROPS, ATTENTION_DROPS], ids=["lstm", "drops", "transformer"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"start": "auto"}, DROPS, ATTENTION_DROPS], ids=["lstm", "auto", "drops", "transformer"]
+)
 @pytest.mark.parametrize("optimizer", ["one-pass-adam", "adam", "sgd"])
 def test_a_step_never_waits_for_the_device(hebbian: bool, changes: dict[str, Any], optimizer: str) -> None:
     given = settings(**{**SIZES, **changes}, optimizer=optimizer)
@@ -166,8 +168,17 @@ def assert_gone_the_same_way(found: Learner, expected: Learner, first: dict[str,
 @pytest.mark.parametrize("hebbian", [True, False])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"accumulate": 2}, {"optimizer": "one-pass-rmsprop"}, {"clip": 0.0}, DROPS, ATTENTION_DROPS],
-    ids=["usual", "in parts", "rmsprop", "unclipped", "drops", "transformer"],
+    [
+        {},
+        {"start": "auto"},
+        {"write": "centred", "fade": False},
+        {"accumulate": 2},
+        {"optimizer": "one-pass-rmsprop"},
+        {"clip": 0.0},
+        DROPS,
+        ATTENTION_DROPS,
+    ],
+    ids=["usual", "auto", "centred", "in parts", "rmsprop", "unclipped", "drops", "transformer"],
 )
 def test_captured_steps_are_those_of_the_plain_loop(hebbian: bool, changes: dict[str, Any]) -> None:
     """Words, dropout and the learning rate change from step to step, and the rule begins in the middle."""

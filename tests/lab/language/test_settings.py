@@ -17,13 +17,16 @@ from tests.lab.language.toy import WORDS, corpus, device, model, settings
 
 
 def test_the_rule_is_the_one_that_was_asked_for() -> None:
-    head = model(gamma=0.2, limit=7, rate="paper", objective="ip", rule_scale="0.5", center=False).head
-    assert head.rate == PaperRate(0.2, 7)
-    assert (head.scale, head.write) == (0.5, "literal")
+    head = model(gamma=0.1, limit=7, objective="ip", rule_scale="0.5", write="literal", start=3, fade=False).head
+    assert head.rate == PaperRate(0.1, 7)
+    assert (head.scale, head.write, head.start, head.fade) == (0.5, "literal", 3, False)
     assert type(head.objective).__name__ == "InnerProduct"
     usual = model().head
-    assert usual.rate == InclusiveRate(0.05, 20)
-    assert (usual.scale, usual.write, type(usual.objective).__name__) == ("match", "centred", "Euclidean")
+    assert usual.rate == PaperRate(0.2, 100)
+    assert (usual.scale, usual.write, type(usual.objective).__name__) == ("match", "across", "Euclidean")
+    assert (Settings().start, usual.fade) == ("auto", True)
+    assert [model(hebbian, start="auto").head.settling is None for hebbian in (True, False)] == [False, True]
+    assert model(rate="inclusive", gamma=0.3, limit=9).head.rate == InclusiveRate(0.3, 9)
     assert model(rate="constant", gamma=0.3, limit=9).head.rate == ConstantRate(0.3, 9)
     assert model(rate="inverse", limit=9).head.rate == InverseCountRate(9)
 
@@ -66,6 +69,19 @@ def test_validation_while_training_is_in_streams_of_the_first_words(monkeypatch:
     (words,) = read
     assert words.shape == (6, 3)
     assert words.T.flatten()[:17].tolist() == corpus().splits["valid"][:17].tolist()
+
+
+@pytest.mark.parametrize(("center", "write"), [("yes", "centred"), (False, "literal")])
+def test_older_runs_go_on_with_the_rule_that_they_were_begun_with(center: object, write: str) -> None:
+    values = dataclasses.asdict(TrainSettings(gamma=0.05, limit=20, rate="inclusive", start=30))
+    del values["write"], values["fade"]  # version 0.1; later ones had fade
+    found = from_values(TrainSettings, {**values, "center": center})
+    assert (found.write, found.start, found.fade) == (write, 30, False)
+    assert (found.gamma, found.limit, found.rate) == (0.05, 20, "inclusive")
+    timed = from_values(TrainSettings, {**values, "center": center, "start": "auto", "fade": True})
+    assert (timed.write, timed.start, timed.fade) == (write, "auto", True)
+    with pytest.raises(ValueError, match="center must be yes or no"):
+        from_values(TrainSettings, {**values, "center": "perhaps"})
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])

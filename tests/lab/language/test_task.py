@@ -83,8 +83,13 @@ def test_the_rule_starts_where_it_is_told_to_and_counts_before() -> None:
 def test_the_rule_starts_by_itself_and_fades() -> None:
     found = task({HEBBIAN: True}, start="auto", fade=True, steps=20)
     head = found.learners[HEBBIAN].model.head
+    assert found.evaluate_every == 7
     head.settling.began.fill_(3)
-    assert found.evaluate()["hebbian_write_began"] == 3
+    told = {}
+    for found.step in (7, 14, 20):
+        told[found.step] = found.evaluate().get("hebbian_write_began")
+    assert told == {7: 3, 14: None, 20: None}  # once
+    found.step = 0
     head.settling.reset(begun=False)
     for _ in range(4):
         found.train_step()

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.longtail.compare import (
+    EVALUATIONS,
     NAMES,
     Comparison,
     Settings,
@@ -47,9 +49,37 @@ def test_both_start_from_the_same_weights_and_keep_them_without_the_rule() -> No
 
 
 def test_with_the_rule_they_differ() -> None:
-    comparison = Comparison(SMALL)
+    comparison = Comparison(replace(SMALL, start=0))
     comparison.train_step()
     assert not torch.equal(weights(comparison, "plain")[-1], weights(comparison, "hebbian")[-1])
+
+
+def test_the_rule_is_the_one_that_was_asked_for() -> None:
+    heads = {}
+    for name, settings in (("usual", SMALL), ("other", replace(SMALL, gamma=0.3, limit=7, write="literal", start=2))):
+        heads[name] = Comparison(settings).contenders["hebbian"].head
+        assert isinstance(heads[name], HebbianSoftmax)
+    found = [
+        (head.gamma, head.limit, head.write, head.scale, head.start, head.fade)  # type: ignore[union-attr]
+        for head in heads.values()
+    ]
+    assert found == [(0.2, 100, "across", "match", "auto", True), (0.3, 7, "literal", 1.0, 2, True)]
+
+
+def test_the_log_says_once_when_writing_began() -> None:
+    comparison = Comparison(Settings(classes=40, steps=50 * EVALUATIONS))
+    head = comparison.contenders["hebbian"].head
+    assert isinstance(head, HebbianSoftmax)
+    assert head.settling is not None
+    found = {}
+    for step in (50, 100, 150, 200):
+        comparison.batches.drawn = step
+        if step == 150:
+            head.settling.began.fill_(101)
+        found[step] = comparison.evaluate().get("hebbian_write_began")
+    assert found == {50: None, 100: None, 150: 101, 200: None}
+    assert "began to write after 101 steps" in summarize(outcomes_with(0.0), SMALL, 101)
+    assert "began" not in summarize(outcomes_with(0.0), SMALL)
 
 
 def test_continues_from_its_state() -> None:
@@ -150,9 +180,9 @@ def test_suggestions_keep_what_they_do_not_vary() -> None:
     assert commands == [
         "hebbian compare longtail --classes 40 --gamma 0.3",
         "hebbian compare longtail --steps 4500 --classes 40 --gamma 0.3 --seed 4294967295",
-        "hebbian compare longtail --classes 40 --gamma 0.3 --limit 100 --seed 4294967295",
+        "hebbian compare longtail --classes 40 --gamma 0.3 --write literal --start 0 --no-fade --seed 4294967295",
     ]
-    assert len(suggest(Settings(gamma=0.3, limit=100))) == 2  # what was just run is not suggested
+    assert len(suggest(Settings(write="literal", start=0, fade=False))) == 2  # what was just run is not suggested
 
 
 def test_draws_what_the_log_has() -> None:

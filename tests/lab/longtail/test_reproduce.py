@@ -20,6 +20,7 @@ from hebbian_softmax.lab.longtail.reproduce import (
     summarize,
     tables_of,
 )
+from tests.lab.editing import edited
 
 SMALL = ["reproduce", "longtail", "--classes", "25", "--steps", "3", "--seeds", "2", "--trials", "2", "--quiet"]
 TAILS = {tail.name: tail for tail in Settings().tails()}
@@ -41,9 +42,12 @@ def accuracies(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [1, 4, TRIALS])
 def test_every_method_has_the_same_number_of_settings(tail, count) -> None:
     for kind, (_, hebbian, balanced) in KINDS.items():
-        methods = methods_of(kind, tail, count)
-        assert len(set(methods)) == len(methods) == count
-        assert all((each.hebbian, each.balanced) == (hebbian, balanced) for each in methods)
+        for write in ("across", "centred", "literal"):
+            methods = methods_of(kind, tail, Settings(trials=count, write=write, start=5, fade=False))
+            assert len(set(methods)) == len(methods) == count
+            assert all((each.hebbian, each.balanced) == (hebbian, balanced) for each in methods)
+            if hebbian:
+                assert {(each.write, each.start, each.fade) for each in methods} == {(write, 5, False)}
 
 
 def test_accuracies_of_groups() -> None:
@@ -89,6 +93,31 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Captu
     assert len(records) == len(lines)
     assert len({record["step"] for record in records}) == len(lines)
     assert "test accuracy in %" in capsys.readouterr().out
+
+
+def test_an_older_run_goes_on_with_its_rule_and_its_records(tmp_path: Path) -> None:
+    """Version 0.1 knew no settings of the rule but γ and T, whose pairs were others."""
+    options = ["--task", "zipf", "--write", "centred", "--start", "0", "--no-fade", "--runs", str(tmp_path)]
+    assert main([*SMALL, *options]) == 0
+    (run,) = tmp_path.iterdir()
+    expected = accuracies(run)
+    (run / "result.json").unlink()
+    with edited(run / "config.json") as config:
+        for name in ("write", "start", "fade"):
+            del config["settings"][name]
+    before = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert {(each["gamma"], each["limit"]) for each in before if each["hebbian"]} == {(0.1, 30)}
+    older = []
+    for record in before[:-1]:  # one training is missing
+        kept = {name: value for name, value in record.items() if name not in ("write", "start", "fade", "checksum")}
+        older.append(json.dumps(kept if kept["hebbian"] else {**kept, "gamma": 0.1, "limit": 30}) + "\n")
+    (run / "log.jsonl").write_text("".join(older))
+    assert main(["reproduce", "longtail", "--quiet", "--resume", str(run)]) == 0
+    assert accuracies(run) == expected
+    after = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    assert after[:-1] == older  # nothing else was trained again
+    last = json.loads(after[-1])
+    assert (last["write"], last["start"], last["fade"], last["gamma"], last["limit"]) == ("centred", 0, False, 0.1, 30)
 
 
 def test_the_digits_need_scikit_learn_before_anything_is_trained(

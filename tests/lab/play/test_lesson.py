@@ -208,3 +208,8 @@ def test_lessons_that_begin_with_one_head_do_not_disturb_each_other(knowledge: K
     assert same(second, rows(alone))
     assert same(first, rows(alone))
     assert torch.equal(untaught.weight, hebbian_head(knowledge).weight)
+
+
+def test_the_page_keeps_the_rule_that_it_was_measured_with(knowledge: Knowledge) -> None:
+    head = hebbian_head(knowledge)
+    assert (head.gamma, head.limit, head.write, head.start, head.fade) == (0.1, 50, "centred", 0, False)

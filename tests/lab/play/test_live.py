@@ -3,13 +3,15 @@
 import threading
 import time
 
+import pytest
 import torch
 
 from hebbian_softmax import PaperRate
+from hebbian_softmax.lab.images.compare import SOURCES
 from hebbian_softmax.lab.images.curriculum import CurriculumSettings
-from hebbian_softmax.lab.images.data import TEST_DRAWINGS
+from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSource
 from hebbian_softmax.lab.images.learner import Learner, Method
-from hebbian_softmax.lab.play.live import Hardest, Orders, watch
+from hebbian_softmax.lab.play.live import Hardest, Orders, settings_of, watch
 from hebbian_softmax.lab.play.process import Message
 from tests.lab.images.toys import toy_set
 
@@ -74,3 +76,11 @@ def test_orders_are_obeyed() -> None:
     orders.follow({"act": "resume"})
     thread.join(60)
     assert [message["event"] for message in heard.messages] == ["started", "check", "finished"]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=[source.name for source in SOURCES])
+def test_the_curriculum_has_the_rule_of_the_page_and_the_rate_asked_for(source: ImageSource) -> None:
+    given = {"images": source.name, "data_root": "here", "steps": 50, "gamma": 0.15, "limit": 60, "seed": 3}
+    found = settings_of(source, given)
+    assert (found.write, found.start, found.fade) == ("centred", 0, False)
+    assert (found.gamma, found.limit, found.steps, found.seed) == (0.15, 60, 50, 3)

@@ -20,19 +20,34 @@ REQUIRED: Any = dataclasses.MISSING
 """The default of a setting that has none: its option must be given."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Former:
+    """An older name of a setting, and how the text of its value there is turned into the text of a value now."""
+
+    name: str
+    convert: Callable[[str], str]
+
+
 def setting(
-    default: Any, help: str, parse: Callable[[str], Any] | None = None, later: bool = False, metavar: str = ""
+    default: Any,
+    help: str,
+    parse: Callable[[str], Any] | None = None,
+    later: bool = False,
+    metavar: str = "",
+    before: Any = None,
+    former: Former | None = None,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
     `parse` turns the option's text into a value or refuses it. A field whose default is True or False needs none: it
-    is a `Switch`. Set `later` on a setting that older runs do not have: they go on with its default, so the default
-    must be what they did. `metavar` stands for the value in the help text.
+    is a `Switch`. Set `later` on a setting that older runs do not have: they go on with its default, which must be
+    what they did. Where the default is something else, `before` is what they did. Older runs may also have the setting
+    under a `former` name. `metavar` stands for the value in the help text.
     """
     if isinstance(default, bool):
         parse = boolean
     assert parse is not None, "only a setting that is True or False can do without parse"
-    metadata = {"help": help, "parse": parse, "later": later, "metavar": metavar}
+    metadata = {"help": help, "parse": parse, "later": later, "metavar": metavar, "before": before, "former": former}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -80,16 +95,29 @@ def given_options(arguments: argparse.Namespace, settings: type, rename: Callabl
 def from_values(settings: type, values: Mapping[str, Any]) -> Any:
     """Make settings from a file's values under the rules of the command line; a ValueError says what is wrong."""
     fields = dataclasses.fields(settings)
-    values = {**{field.name: field.default for field in fields if field.metadata["later"]}, **values}
+    values = {**_values_before(fields), **values}
+    for field in fields:
+        former: Former | None = field.metadata["former"]
+        if former is not None and former.name in values:
+            values[field.name] = _parsed(former.name, former.convert, values.pop(former.name))
     if (names := {field.name for field in fields}) != set(values):
         raise ValueError(f"other settings: {', '.join(sorted(names ^ set(values)))}")
-    parsed = {}
-    for field in fields:
-        try:
-            parsed[field.name] = field.metadata["parse"](str(values[field.name]))
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(f"{field.name} {error}") from error
-    return settings(**parsed)
+    return settings(
+        **{field.name: _parsed(field.name, field.metadata["parse"], values[field.name]) for field in fields}
+    )
+
+
+def _parsed(name: str, parse: Callable[[str], Any], value: Any) -> Any:
+    try:
+        return parse(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+def _values_before(fields: Sequence[dataclasses.Field[Any]]) -> dict[str, Any]:
+    """Return what runs did that were begun before there were some of the settings."""
+    found = {field.name: field.default for field in fields if field.metadata["later"]}
+    return found | {field.name: field.metadata["before"] for field in fields if field.metadata["before"] is not None}
 
 
 def as_options(settings: Any) -> list[str]:

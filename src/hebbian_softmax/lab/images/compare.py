@@ -14,6 +14,7 @@ from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import Bar, Progress
+from hebbian_softmax.lab.base.rule import LITERAL_RULE, newly_begun, writing_began
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import as_options
 from hebbian_softmax.lab.base.training import train
@@ -46,9 +47,9 @@ class Comparison:
                 learning_rate=settings.learning_rate,
                 gamma=settings.gamma,
                 limit=settings.limit,
-                start=settings.start,
                 write=settings.write,
                 scale=1.0 if settings.write == "literal" else "match",
+                start=settings.start,
                 fade=settings.fade,
                 active_only=settings.softmax == "active",
                 seen_only=settings.softmax == "seen",
@@ -78,6 +79,9 @@ class Comparison:
             metrics |= {f"{name}_classes": history.reached, f"{name}_accuracy": history.accuracy[-1]}
             if spent := history.steps_per_level():
                 metrics[f"{name}_level_steps"] = spent[-1][1]
+            began = newly_begun(runner.learner.head, history.steps[-1], CHECK_EVERY)
+            if began is not None:
+                metrics[f"{name}_write_began"] = began
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,8 +98,11 @@ class Comparison:
             self.histories[name].load_state_dict(state[name]["history"])
 
 
-def summarize(histories: Mapping[str, History], settings: CurriculumSettings) -> str:
-    """Say what was seen in plain sentences, whichever side it favours."""
+def summarize(histories: Mapping[str, History], settings: CurriculumSettings, began: int | None = None) -> str:
+    """Say what was seen in plain sentences, whichever side it favours.
+
+    `began` is after how many steps the Hebbian head began to write by itself.
+    """
     plain, hebbian = histories["plain"], histories["hebbian"]
     words = (
         f"In the same {settings.steps:,} steps of {BATCH} images, plain softmax learned its way up to {plain.reached} "
@@ -116,6 +123,8 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings) ->
             f"{NAMES[faster[0]].capitalize()} had {target} classes after {second:,} steps, "
             f"{NAMES[slower[0]]} after {first:,}. "
         )
+    if began is not None:
+        words += f"Hebbian softmax began to write after {began:,} steps, when its features had settled. "
     among = "all classes, also those to come"
     if settings.softmax == "active":
         among = "the classes that have come so far"
@@ -152,6 +161,7 @@ def suggest(name: str, settings: CurriculumSettings) -> list[str]:
         (replace(settings, steps=min(2 * settings.steps, 10**6)), "does the difference last?"),
         (replace(settings, softmax="active"), "only classes that have come compete: plain softmax likes that"),
         (replace(settings, softmax="seen"), "classes never seen take no part in training"),
+        (replace(settings, **LITERAL_RULE), "the paper's literal rule"),
     ]
     commands = [
         f"{' '.join([f'hebbian compare {name}', *map(quoted, as_options(varied))])}  # {remark}"
@@ -221,14 +231,16 @@ class Comparing(Recipe):
                 show=ContendersProgress,
             )
             answers, picture = show_answers(comparison)
+            began = writing_began(comparison.learners["hebbian"].head)
         histories = comparison.histories
         caption = "Left: classes against training steps for both heads. Right: the steps that each level took."
         result = Result(
             title=f"Plain and Hebbian softmax on the {self.name.capitalize()} curriculum",
-            summary=summarize(histories, settings),
+            summary=summarize(histories, settings, began),
             metrics={
                 "data": data.identity,
                 "seconds": seconds,
+                "write_began": began,
                 **{name: {"reached": history.reached, **history.state_dict()} for name, history in histories.items()},
             },
             tables=[tabulate_two(histories, NAMES)],

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting, whole_or_auto
+from hebbian_softmax.lab.base.rule import fade_setting, gamma_setting, limit_setting, start_setting, write_setting
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 
 START = 30  # classes at first
 ADDED = 5  # classes that each further level adds
@@ -19,18 +20,11 @@ class CurriculumSettings:
     steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
     classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
     learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", number(0))
-    gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
-    limit: int = setting(50, "T, number of occurrences of a class that the rule writes", integer(0))
-    start: int | str = setting(
-        0, "step from which the rule writes, or auto: once features have settled", whole_or_auto, later=True
-    )
-    write: str = setting(
-        "centred",
-        "what the rule writes: activations as they are (literal), without their mean (centred), or only across it",
-        choice("literal", "centred", "across"),
-        later=True,
-    )
-    fade: bool = setting(False, "let what the rule writes fade with the learning rate", later=True)
+    gamma: float = gamma_setting()
+    limit: int = limit_setting()
+    write: str = write_setting()
+    start: int | str = start_setting()
+    fade: bool = fade_setting()
     filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))
     softmax: str = setting(
         "all",

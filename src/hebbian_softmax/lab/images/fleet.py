@@ -29,6 +29,7 @@ from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.files import cannot_write, remove_temporary
 from hebbian_softmax.lab.base.json_files import from_json, read_json, to_json, write_json
 from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.rule import RULE_BEFORE, write_of_center
 from hebbian_softmax.lab.data.workers import cores
 from hebbian_softmax.lab.images.curriculum import ADDED, CHECK_EVERY, History
 from hebbian_softmax.lab.images.data import ImageSet
@@ -237,12 +238,21 @@ AGAIN = "delete it to run that trial again"
 
 
 def _with_later_settings(method: dict[str, Any]) -> dict[str, Any]:
-    """Return the stored settings of a method, with those that it did not have when it was stored at their defaults."""
+    """Return the stored settings of a method, with what it did where there was no setting when it was stored."""
     method = dict(method)
     if "center" in method:  # of version 0.1
-        method["write"] = "centred" if method.pop("center") else "literal"
+        method["write"] = write_of_center(str(method.pop("center")))
     later = {field.name: field.default for field in fields(Method) if field.default is not MISSING}
-    return later | method
+    return later | RULE_BEFORE | method
+
+
+def _what_matters(method: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a method without those of a rule that it does not have."""
+    if method["hebbian"]:
+        return method
+    unused = {"gamma", "rate", "scale", "write", "objective", "start", "fade"}
+    unused |= set() if method["extra_steps"] else {"limit"}  # extra steps are for classes seen fewer than T times
+    return {name: value for name, value in method.items() if name not in unused}
 
 
 class Store:
@@ -269,8 +279,9 @@ class Store:
             return None
         record = read_json(path, AGAIN)
         try:
-            found = {**record, "method": _with_later_settings(record["method"])}
-            if any(found[name] != value for name, value in from_json(to_json(asdict(trial))).items()):
+            found = {**record, "method": _what_matters(_with_later_settings(record["method"]))}
+            asked = {**asdict(trial), "method": _what_matters(asdict(trial.method))}
+            if any(found[name] != value for name, value in from_json(to_json(asked)).items()):
                 raise ValueError("it belongs to a trial with other settings")
             history = History(record["start"])
             history.load_state_dict(record)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax, InverseCountRate, PaperRate
+from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_START, DEFAULT_WRITE
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet, count_features
 from hebbian_softmax.lab.images.curriculum import ADDED, BATCH, START, THRESHOLD
@@ -37,17 +38,17 @@ class Method:
 
     hebbian: bool
     learning_rate: float = 1e-3
-    gamma: float = 0.1
-    limit: int = 50
+    gamma: float = DEFAULT_GAMMA
+    limit: int = DEFAULT_LIMIT
     rate: str = "paper"
     """The rate λ: `paper` is equation 4, `constant` is always γ, `inverse` is always 1/c (section 3.1)."""
     scale: float | str = "match"
-    write: str = "centred"
+    write: str = DEFAULT_WRITE
     """What the rule writes: `literal`, `centred` or `across`."""
     objective: str = "l2"
-    start: int | str = 0
+    start: int | str = DEFAULT_START
     """The step from which the rule writes, or `auto`: once features have settled."""
-    fade: bool = False
+    fade: bool = DEFAULT_FADE
     """Whether what the rule writes fades with the learning rate."""
     train_rows: bool = True
     """If False, the head's rows get no gradient and only the rule changes them."""

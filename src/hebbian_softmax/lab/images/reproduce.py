@@ -20,6 +20,14 @@ from typing import Any
 from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.base.json_files import to_json
+from hebbian_softmax.lab.base.rule import (
+    LITERAL_RULE,
+    fade_setting,
+    gamma_setting,
+    limit_setting,
+    start_setting,
+    write_setting,
+)
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
@@ -75,6 +83,11 @@ class Settings:
     slow_seeds: int = setting(
         3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
     )
+    write: str = write_setting()
+    start: int | str = start_setting()
+    fade: bool = fade_setting()
+    gamma: float = gamma_setting("γ of the rule where the part tuning is left out", before=0.1)
+    limit: int = limit_setting("T of the rule where the part tuning is left out", before=50)
     parts: str = setting("all", f"all, or some of {','.join(PARTS)}", some_parts)
     together: int = setting(30, "trials that run at a time on a GPU; on a CPU it is one per core", integer(1, 1000))
     budget: float = setting(0.0, "seconds after which to stop, to be resumed later; 0 for no limit", number(0))
@@ -82,6 +95,19 @@ class Settings:
     filters: int = setting(64, "filters of each convolution, and features that the heads see", integer(1, 4096))
     device: str = setting("auto", "auto, cpu or cuda", choice("auto", "cpu", "cuda"))
     data_root: str = omniglot.data_root_setting()
+
+    @property
+    def rule(self) -> Method:
+        """The Hebbian head before it is tuned."""
+        return Method(
+            hebbian=True,
+            gamma=self.gamma,
+            limit=self.limit,
+            scale=1.0 if self.write == "literal" else "match",
+            write=self.write,
+            start=self.start,
+            fade=self.fade,
+        )
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -99,7 +125,7 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
     images: dict[str, bytes] = {}
     metrics: dict[str, Any] = {}
     words = ""
-    methods = {"plain": Method(hebbian=False), "hebbian": Method(hebbian=True)}
+    methods = {"plain": Method(hebbian=False), "hebbian": settings.rule}
     if "tuning" in settings.chosen:
         methods, table = tune(settings, do)
         tables.append(table)
@@ -161,7 +187,10 @@ def run_groups(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict
 
 def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
     """Return the best settings of each head by steps to the target, and the table of everything tried."""
-    methods = {"plain": plain_settings(settings.tuning_trials), "hebbian": hebbian_settings(settings.tuning_trials)}
+    methods = {
+        "plain": plain_settings(settings.tuning_trials),
+        "hebbian": hebbian_settings(settings.rule, settings.tuning_trials),
+    }
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
     trials = {
         (name, method): [
@@ -210,11 +239,15 @@ def plain_settings(count: int = TRIALS) -> list[Method]:
     return [Method(hebbian=False, learning_rate=float(f"{1e-4 * ratio**number:.2g}")) for number in range(count)]
 
 
-def hebbian_settings(count: int = TRIALS) -> list[Method]:
-    """Return up to 27 settings of the rule: learning rates that suit plain softmax, T, and the paper's γ."""
+def hebbian_settings(rule: Method, count: int = TRIALS) -> list[Method]:
+    """Return up to 27 settings of a rule: learning rates that suit plain softmax, T, and γ.
+
+    Writes across the mean bear larger γ than the paper's (results/study/images).
+    """
+    gammas = (0.1, 0.2, 0.3) if rule.write == "across" else (0.05, 0.1, 0.25)
     grid = [
-        Method(hebbian=True, learning_rate=rate, limit=limit, gamma=gamma)
-        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), (30, 100, 300), (0.05, 0.1, 0.25))
+        replace(rule, learning_rate=rate, limit=limit, gamma=gamma)
+        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), (30, 100, 300), gammas)
     ]
     return [grid[number * len(grid) // count] for number in range(min(count, len(grid)))]
 
@@ -234,19 +267,32 @@ def best(outcomes: Mapping[Method, Iterable[History]], target: int, most: int) -
 
 
 def beyond(plain: Method, hebbian: Method) -> dict[str, tuple[str, Method]]:
-    """Return variants by short name: a title and the tuned settings with one thing changed, not tuned again."""
+    """Return variants by short name: a title and the tuned settings with few things changed, not tuned again."""
     unlimited = 2**31 - 1
-    return {
-        "literal": ("literal rule: neither scale nor center", replace(hebbian, scale=1.0, write="literal")),
-        "scale": ("scale only", replace(hebbian, write="literal")),
-        "center": ("center only", replace(hebbian, scale=1.0)),
+    at_once: dict[str, Any] = {"start": 0, "fade": False}
+    variants = {
+        "literal": ("the paper's literal rule, from the first step on", replace(hebbian, scale=1.0, **LITERAL_RULE)),
+        "scale": ("literal write with a matched scale", replace(hebbian, scale="match", write="literal")),
+        "center": ("centred write without a scale", replace(hebbian, scale=1.0, write="centred")),
+        "centred": ("centred write with a matched scale", replace(hebbian, scale="match", write="centred")),
+        "centred-at-once": (
+            "centred write with a matched scale, from the first step on",
+            replace(hebbian, scale="match", write="centred", **at_once),
+        ),
+        "at-once": (f"{hebbian.write} write, from the first step on", replace(hebbian, **at_once)),
         "constant": ("constant λ = γ, for ever", replace(hebbian, rate="constant")),
         "inverse": ("pure λ = 1/c, for ever", replace(hebbian, rate="inverse")),
-        "rule-only": ("rule only: rows get no gradient, no T", replace(hebbian, train_rows=False, limit=unlimited)),
+        "rule-only": (
+            "rule only, from the first step on: rows get no gradient, no T",
+            replace(hebbian, train_rows=False, limit=unlimited, **at_once),
+        ),
         "ip": ("inner objective IP", replace(hebbian, objective="ip")),
         "svm": ("inner objective SVM", replace(hebbian, objective="svm")),
         "smax": ("inner objective Smax", replace(hebbian, objective="smax")),
-        "imprinting": ("weight imprinting: first activation, then gradients only", replace(hebbian, limit=1)),
+        "imprinting": (
+            "weight imprinting: first activation, then gradients only",
+            replace(hebbian, limit=1, **at_once),
+        ),
         "class-means": ("plain softmax trained, answers by nearest class mean", replace(plain, class_means=True)),
         "head-rate": ("plain softmax, 10× learning rate of the head", replace(plain, head_rate=10.0)),
         "extra-steps": (
@@ -254,13 +300,17 @@ def beyond(plain: Method, hebbian: Method) -> dict[str, tuple[str, Method]]:
             replace(plain, extra_steps=3, limit=hebbian.limit),
         ),
     }
+    found: dict[Method, tuple[str, str]] = {hebbian: ("", "")}
+    for short, (title, method) in variants.items():  # with other settings than the usual ones some are the same
+        found.setdefault(method, (short, title))
+    return {short: (title, method) for method, (short, title) in found.items() if method != hebbian}
 
 
 def described(method: Method) -> str:
     """Return the tuned settings in words.
 
     >>> described(Method(hebbian=True))
-    'learning rate 0.001, T 50, γ 0.1'
+    'learning rate 0.001, T 100, γ 0.2'
     """
     words = f"learning rate {method.learning_rate:g}"
     return f"{words}, T {method.limit}, γ {method.gamma:g}" if method.hebbian else words

@@ -37,8 +37,8 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         dropout=0.0 if settings.locked_dropout else settings.output_dropout,  # the model has a locked one
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),
-        write="centred" if settings.center else "literal",
-        start=settings.start,
+        write=settings.write,
+        start=settings.start if hebbian else 0,
         fade=settings.fade,
     )
     precision = choose_precision(settings.precision, device)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
-from hebbian_softmax.lab.base.settings import choice, integer, number, setting, whole_or_auto
+from hebbian_softmax.lab.base.rule import fade_setting, gamma_setting, limit_setting, start_setting, write_setting
+from hebbian_softmax.lab.base.settings import choice, integer, number, setting
 from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, PRESETS, NetworkOptions, Sizes
 from hebbian_softmax.rule import Rate
 
@@ -84,22 +85,18 @@ class Settings:
     )
     attention_dropout: float = setting(0.0, "transformer: dropout of the weights of attention", share, later=True)
 
-    limit: int = setting(20, "T, the occurrences of a word that the rule writes", integer(0))
-    gamma: float = setting(0.05, "γ, the smallest mixing rate of the rule", number(0, 1))
+    limit: int = limit_setting("T, the occurrences of a word that the rule writes")
+    gamma: float = gamma_setting("γ, the smallest mixing rate of the rule")
     rate: str = setting(
-        "inclusive",
+        "paper",
         "λ: paper, inclusive (the paper's with a count that includes the batch), constant (γ), inverse (1/c)",
         choice(*RATES),
     )
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
     rule_scale: str = setting("match", "factor on what is written: a number (the paper: 1), or match", rule_scale)
-    center: bool = setting(True, "subtract the mean activation from what is written (the paper: no)")
-    start: int | str = setting(
-        0,
-        "step from which the rule writes, or auto: once features have settled; it counts words from the first step on",
-        whole_or_auto,
-    )
-    fade: bool = setting(False, "let what the rule writes fade with the learning rate", later=True)
+    write: str = write_setting("--write literal --rule-scale 1 --start 0 --no-fade")
+    start: int | str = start_setting()
+    fade: bool = fade_setting()
 
     optimizer: str = setting("one-pass-adam", f"the optimizer: {', '.join(OPTIMIZERS)}", choice(*OPTIMIZERS))
     learning_rate: float = setting(0.0, "the highest learning rate of the schedule; 0: the preset's", number(0))

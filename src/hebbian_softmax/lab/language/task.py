@@ -15,6 +15,7 @@ from torch import Tensor
 from hebbian_softmax.lab.base.errors import LabError, enough_memory
 from hebbian_softmax.lab.base.progress import Progress, format_rate, format_seconds
 from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.rule import newly_begun
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import measure, text_of
@@ -161,6 +162,11 @@ class WordTask:
         """The words of a step, over all processes."""
         return self.windows.batch * self.windows.length
 
+    @property
+    def evaluate_every(self) -> int:
+        """The steps between evaluations."""
+        return -(-self.steps // self.settings.evaluations)
+
     def train_step(self) -> dict[str, Tensor]:
         if self._timed is None:
             self._timed = time.monotonic(), self.step
@@ -182,7 +188,8 @@ class WordTask:
     def evaluate(self) -> dict[str, float]:
         """Return the perplexities on the validation text, and the speed since the last evaluation.
 
-        The loop has read the losses before, so the device has no work left that the speed would miss.
+        If a head has begun to write by itself since then, it says so, too. The loop has read the losses before, so the
+        device has no work left that the speed would miss.
         """
         given = self.settings
         metrics: dict[str, float] = {"words": self.step * self.step_words}
@@ -195,8 +202,7 @@ class WordTask:
                     learner.model, self.corpus, "valid", streams=given.valid_streams, first=given.valid_words
                 )
             metrics |= score.as_metrics(f"{name.log_prefix}valid")
-            settling = learner.model.head.settling
-            if settling is not None and (began := int(settling.began)) >= 0:
+            if (began := newly_begun(learner.model.head, self.step, self.evaluate_every)) is not None:
                 metrics[f"{name.log_prefix}write_began"] = began
         self._timed = None
         return metrics

@@ -10,6 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.rule import (
+    LITERAL_RULE,
+    fade_setting,
+    gamma_setting,
+    limit_setting,
+    newly_begun,
+    start_setting,
+    write_setting,
+    writing_began,
+)
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import as_options, integer, number, setting
 from hebbian_softmax.lab.base.training import train
@@ -33,18 +43,28 @@ class Settings:
     steps: int = setting(1500, "training steps", integer(1))
     classes: int = setting(1000, "number of classes", integer(20, 100_000))
     learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", number(0))
-    gamma: float = setting(0.1, "γ, smallest mixing rate of the Hebbian rule", number(0, 1))
-    limit: int = setting(30, "T, number of occurrences of a class that the rule writes", integer(0))
+    gamma: float = gamma_setting()
+    limit: int = limit_setting()
+    write: str = write_setting()
+    start: int | str = start_setting()
+    fade: bool = fade_setting()
     seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
+
+    @property
+    def evaluate_every(self) -> int:
+        """The steps between evaluations."""
+        return max(1, self.steps // EVALUATIONS)
 
 
 class Comparison:
     """The task of the training loop: both contenders take their step on the same batch."""
 
     def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self.data = longtail(settings.classes, settings.seed)
         self.batches = ShuffledBatches(len(self.data.train_targets), BATCH, settings.seed)
-        rule = Method(settings.learning_rate, hebbian=True, gamma=settings.gamma, limit=settings.limit)
+        names = ("gamma", "limit", "write", "start", "fade")
+        rule = Method(settings.learning_rate, hebbian=True, **{name: getattr(settings, name) for name in names})
         methods = {"plain": Method(settings.learning_rate), "hebbian": rule}
         self.contenders = {name: Learner(self.data, methods[name], settings.seed) for name in NAMES}
 
@@ -59,6 +79,9 @@ class Comparison:
         for name, accuracy in self.class_accuracies().items():
             metrics[f"{name}_accuracy"] = accuracy.mean().item()
             metrics[f"{name}_rare"] = accuracy[rare].mean().item()
+            began = newly_begun(self.contenders[name].head, self.batches.drawn, self.settings.evaluate_every)
+            if began is not None:
+                metrics[f"{name}_write_began"] = began
         return metrics
 
     def class_accuracies(self) -> dict[str, Tensor]:
@@ -85,17 +108,23 @@ class Comparing(Recipe):
             comparison,
             run,
             steps=settings.steps,
-            evaluate_every=max(1, settings.steps // EVALUATIONS),
+            evaluate_every=settings.evaluate_every,
             checkpoint_seconds=10.0,
             label="longtail",
             quiet=quiet,
         )
         outcomes = compare(comparison.data.counts, comparison.class_accuracies())
+        began = writing_began(comparison.contenders["hebbian"].head)
         caption = "Test accuracy against training steps, for all classes and for rare ones."
         result = Result(
             title="Plain and Hebbian softmax on a long-tailed task",
-            summary=summarize(outcomes, settings),
-            metrics={"training_examples": len(comparison.data.train_targets), "seconds": seconds, "accuracy": outcomes},
+            summary=summarize(outcomes, settings, began),
+            metrics={
+                "training_examples": len(comparison.data.train_targets),
+                "seconds": seconds,
+                "write_began": began,
+                "accuracy": outcomes,
+            },
             tables=[tabulate(outcomes)],
             figures=[Figure("accuracy.png", caption)],
             next_steps=suggest(settings),
@@ -108,7 +137,7 @@ def suggest(settings: Settings) -> list[str]:
     variations = [
         (replace(settings, seed=(settings.seed + 1) % 2**32), "another task, other first weights"),
         (replace(settings, steps=min(settings.steps * 3, 2**31 - 1)), "does the difference last?"),
-        (replace(settings, gamma=0.3, limit=100), "stronger, longer memorising"),
+        (replace(settings, **LITERAL_RULE), "the paper's literal rule"),
     ]
     return [
         f"{' '.join(['hebbian compare longtail', *as_options(varied)])}  # {remark}"
@@ -158,8 +187,11 @@ def tabulate(outcomes: dict[str, dict[str, float]]) -> Table:
     return Table("Test accuracy in %, every class with equally many test examples", columns, rows)
 
 
-def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
-    """Say what was seen in plain sentences, whichever side it favours."""
+def summarize(outcomes: dict[str, dict[str, float]], settings: Settings, began: int | None = None) -> str:
+    """Say what was seen in plain sentences, whichever side it favours.
+
+    `began` is after how many steps the Hebbian head began to write by itself.
+    """
 
     def words(name: str) -> str:
         outcome = outcomes[name]
@@ -170,9 +202,10 @@ def summarize(outcomes: dict[str, dict[str, float]], settings: Settings) -> str:
         return f"Hebbian {100 * outcome['hebbian']:.1f} %, plain {100 * outcome['plain']:.1f} %: {verdict}"
 
     rare, *_, frequent = (name for name in outcomes if name.startswith("seen"))
+    timing = "" if began is None else f"Hebbian softmax began to write after {began:,} steps. "
     return (
         f"Test accuracy after {settings.steps:,} steps, every class counting alike: {words('all classes')}. "
-        f"Classes {rare}: {words(rare)}. Classes {frequent}: {words(frequent)}. "
+        f"Classes {rare}: {words(rare)}. Classes {frequent}: {words(frequent)}. {timing}"
         "This is one seed; differences within two standard errors are called not clear."
     )
 

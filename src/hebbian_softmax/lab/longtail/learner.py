@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_START, DEFAULT_WRITE
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.longtail.tasks import FEATURES, LongTail
 
@@ -47,7 +48,7 @@ class ShuffledBatches:
 
 @dataclass(frozen=True)
 class Method:
-    """How a network is trained. γ and T are those of the Hebbian rule.
+    """How a network is trained. The last five are settings of the Hebbian rule.
 
     With `balanced`, the logarithms of the classes' frequencies are added to the logits in training alone (balanced
     softmax, or logit adjustment): the network learns the rest, which is right where all classes are equally frequent.
@@ -56,8 +57,11 @@ class Method:
     learning_rate: float
     hebbian: bool = False
     balanced: bool = False
-    gamma: float = 0.1
-    limit: int = 30
+    gamma: float = DEFAULT_GAMMA
+    limit: int = DEFAULT_LIMIT
+    write: str = DEFAULT_WRITE
+    start: int | str = DEFAULT_START
+    fade: bool = DEFAULT_FADE
 
 
 class Learner:
@@ -69,7 +73,15 @@ class Learner:
         self.network = task.network()
         self.head: nn.Linear
         if method.hebbian:
-            self.head = HebbianSoftmax(FEATURES, classes, gamma=method.gamma, limit=method.limit)
+            self.head = HebbianSoftmax(
+                FEATURES,
+                classes,
+                gamma=method.gamma,
+                limit=method.limit,
+                write=method.write,
+                start=method.start,
+                fade=method.fade,
+            )
         else:
             self.head = nn.Linear(FEATURES, classes, bias=False)
         self.prior = (task.counts / task.counts.sum()).log() if method.balanced else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.base.progress import Progress
+from hebbian_softmax.lab.base.rule import RULE_BEFORE, fade_setting, start_setting, write_setting
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import choice, integer, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
@@ -29,7 +30,12 @@ from hebbian_softmax.lab.report.tables import Cell, Table
 FIRST_TUNING_SEED = 1000
 TRIALS = 9  # settings tried for each method
 LOWEST_RATE, HIGHEST_RATE = 5e-4, 1.6e-2
-RULES = ((0.1, 30), (0.05, 200), (0.25, 100))  # pairs of γ and T
+RULES = {
+    "across": ((0.2, 100), (0.1, 100), (0.2, 30)),
+    "centred": ((0.1, 30), (0.05, 200), (0.25, 100)),
+    "literal": ((0.1, 30), (0.05, 200), (0.25, 100)),
+}
+"""Pairs of γ and T that are tried with each kind of write."""
 KINDS = {
     "plain": ("plain softmax", False, False),
     "balanced": ("balanced softmax", False, True),
@@ -51,6 +57,9 @@ class Settings:
     task: str = setting("both", "both, or zipf or digits alone", choice("both", "zipf", "digits"))
     seeds: int = setting(5, "number of seeds reported, from 0 on", integer(1, 999))
     trials: int = setting(TRIALS, "number of settings tried for each method", integer(1, TRIALS))
+    write: str = write_setting()
+    start: int | str = start_setting()
+    fade: bool = fade_setting()
     classes: int = setting(1000, "number of classes of zipf", integer(25, 100_000))
     steps: int = setting(1500, "training steps on zipf", integer(1))
     digit_steps: int = setting(300, "training steps on digits", integer(1))
@@ -138,16 +147,24 @@ class Trial:
 
     def identity(self) -> dict[str, Any]:
         """Return what tells the trial from others, as its record has it."""
-        return {"task": self.task, "part": self.part, "kind": self.kind, "seed": self.seed, **asdict(self.method)}
+        method = asdict(self.method)
+        if not self.method.hebbian:
+            method = {name: method[name] for name in ("learning_rate", "hebbian", "balanced")}
+        return {"task": self.task, "part": self.part, "kind": self.kind, "seed": self.seed, **method}
 
 
-def methods_of(kind: str, tail: Tail, count: int) -> list[Method]:
+def methods_of(kind: str, tail: Tail, settings: Settings) -> list[Method]:
     """Return the settings that are tried: learning rates for the methods that have nothing else, else also γ and T."""
+    count = settings.trials
     _, hebbian, balanced = KINDS[kind]
     if not hebbian:
         ratio = (HIGHEST_RATE / LOWEST_RATE) ** (1 / max(1, count - 1))
         return [Method(float(f"{LOWEST_RATE * ratio**number:.2g}"), balanced=balanced) for number in range(count)]
-    grid = [Method(rate, hebbian, balanced, *rule) for rule, rate in product(RULES, tail.rates)]
+    rule: dict[str, Any] = {"write": settings.write, "start": settings.start, "fade": settings.fade}
+    grid = [
+        Method(rate, hebbian, balanced, gamma, limit, **rule)
+        for (gamma, limit), rate in product(RULES[settings.write], tail.rates)
+    ]
     return grid[:count]
 
 
@@ -155,7 +172,7 @@ def described(method: Method) -> str:
     """Return the tuned settings in words.
 
     >>> described(Method(0.002, hebbian=True))
-    'learning rate 0.002, γ 0.1, T 30'
+    'learning rate 0.002, γ 0.2, T 100'
     """
     words = f"learning rate {method.learning_rate:g}"
     return f"{words}, γ {method.gamma:g}, T {method.limit}" if method.hebbian else words
@@ -190,7 +207,7 @@ class Trials:
 
     def _stored(self, trial: Trial) -> Record | None:
         identity = trial.identity().items()
-        return next((record for record in self.stored if identity <= record.items()), None)
+        return next((record for record in self.stored if identity <= {**RULE_BEFORE, **record}.items()), None)
 
     def _new(self, tail: Tail, trial: Trial) -> Record:
         began = time.monotonic()
@@ -227,7 +244,7 @@ def experiment(tail: Tail, settings: Settings, trials: Trials) -> Outcome:
     tried = {
         kind: {
             method: trials.do(tail, [Trial(tail.name, "tuning", kind, seed, method) for seed in seeds])
-            for method in methods_of(kind, tail, settings.trials)
+            for method in methods_of(kind, tail, settings)
         }
         for kind in KINDS
     }

@@ -18,10 +18,11 @@ from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.json_files import object_from_json
 from hebbian_softmax.lab.images.compare import SOURCES, Comparison
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, CurriculumSettings
-from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSet
+from hebbian_softmax.lab.images.data import TEST_DRAWINGS, ImageSet, ImageSource
 from hebbian_softmax.lab.images.fleet import Threads
 from hebbian_softmax.lab.images.learner import Learner
 from hebbian_softmax.lab.play.classroom import Load, short_name, to_hex
+from hebbian_softmax.lab.play.lesson import RULE
 from hebbian_softmax.lab.play.process import Channel, Message
 
 HARDEST = 5  # classes of each head that are shown
@@ -124,14 +125,19 @@ def serve(load: Load, settings: CurriculumSettings) -> None:
     channel.end()
 
 
-def main() -> None:
-    given = object_from_json(sys.argv[1])
-    source = next(each for each in SOURCES if each.name == given["images"])
-    options: dict[str, Any] = {name: given[name] for name in ("steps", "gamma", "limit", "seed")}
+def settings_of(source: ImageSource, given: Message) -> CurriculumSettings:
+    """Return the settings of a curriculum that the server asks for, with the rule that the page was measured with."""
+    options: dict[str, Any] = {name: given[name] for name in ("steps", "gamma", "limit", "seed")} | RULE
     if given["images"] == "omniglot":
         options["data_root"] = given["data_root"]
     # The demo's size also for Omniglot: checks come often enough to watch them.
-    settings = replace(source.settings(), filters=CurriculumSettings().filters, device="cpu", **options)
+    return replace(source.settings(), filters=CurriculumSettings().filters, device="cpu", **options)
+
+
+def main() -> None:
+    given = object_from_json(sys.argv[1])
+    source = next(each for each in SOURCES if each.name == given["images"])
+    settings = settings_of(source, given)
     serve(lambda: source.load(settings, True), settings)
 
 

@@ -43,7 +43,7 @@ def test_rows_are_those_that_evaluate_finds_with_the_same_grids(
     assert "paper" not in " ".join(totals["LSTM"])
     assert len(totals) == 3 * 3
     rules = {"plain": ("LSTM", "", "plain softmax")}
-    rules["corrected"] = ("LSTM + Hebbian", " (corrected rule)", "corrected rule")
+    rules["default"] = ("LSTM + Hebbian", " (default rule)", "default rule")
     for short, (head, remark, title) in rules.items():
         capsys.readouterr()
         trial = run.path / "trials" / f"final-{short}-seed0"
@@ -75,7 +75,7 @@ def test_reuters_takes_memories_too(reproduce: Reproduce) -> None:
     run, result = reproduce("reuters", *ONE, "--memories", "cache", "--sweep-thetas", "0.030, .04")
     rows = table(result, "Perplexity on reuters with memories")
     assert [name for name in rows if "Cache" in name] == [
-        *("LSTM + Cache", "LSTM + Hebbian + Cache (literal rule)", "LSTM + Hebbian + Cache (corrected rule)")
+        *("LSTM + Cache", "LSTM + Hebbian + Cache (literal rule)", "LSTM + Hebbian + Cache (default rule)")
     ]
     chosen = [row["θ, n, λ of the cache"] for row in table(result, "Memories chosen").values()]
     assert all(row.startswith(("0.03, ", "0.04, ")) for row in chosen)
@@ -95,7 +95,7 @@ def test_a_run_begun_before_there_were_these_settings_goes_on(
     reproduce: Reproduce, command: tuple[str, ...], added: set[str], tmp_path: Path, refusal: Refusal
 ) -> None:
     finished, result = reproduce(*command)
-    run = unfinished(finished, tmp_path, "final-corrected-seed0")
+    run = unfinished(finished, tmp_path, "final-default-seed0")
     assert added <= set(run.settings)
     keep_settings(run, set(run.settings) - added)
     resume = ("reproduce", command[0], "--resume", run.path, "--quiet")
@@ -149,11 +149,11 @@ def test_ranges_are_said_to_meet_only_where_there_are_ranges() -> None:
     """A row that diverged has no range."""
     plain = [outcome("plain softmax", seed, 40.0 + seed) for seed in range(2)]
     near = [outcome("literal rule", seed, 40.5 + seed) for seed in range(2)]
-    lost = [replace(each, title="corrected rule", diverged=True, scores={}) for each in near]
-    assert "range" not in summarize({"plain softmax": plain, "corrected rule": lost})
+    lost = [replace(each, title="default rule", diverged=True, scores={}) for each in near]
+    assert "range" not in summarize({"plain softmax": plain, "default rule": lost})
     assert "range" not in summarize({"plain softmax": [*plain[:1], *lost[:1]], "literal rule": near})
-    assert summarize({"plain softmax": plain, "literal rule": near, "corrected rule": lost}).endswith(
-        "corrected rule not finite. No finite range is separate from that of plain softmax."
+    assert summarize({"plain softmax": plain, "literal rule": near, "default rule": lost}).endswith(
+        "default rule not finite. No finite range is separate from that of plain softmax."
     )
 
 

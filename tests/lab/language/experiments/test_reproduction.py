@@ -4,15 +4,18 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.data.buckets import BUCKETS, bucket_of
 from hebbian_softmax.lab.data.corpus import open_corpus
+from hebbian_softmax.lab.language.experiments.curves import WikitextCurves
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, COLUMNS, FREQUENCY_TABLE, WIKITEXT_TABLE
 from hebbian_softmax.lab.language.experiments.tables import frequency_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
+from hebbian_softmax.lab.language.experiments.wikitext_table import RECIPES
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
 from tests import ROOT, SHARED
 from tests.lab.language.commands import call
@@ -24,8 +27,8 @@ PAPER = SHARED / "paper.tex"
 def test_reuters_has_the_words_of_june_beside_the_total(reproduce: Reproduce) -> None:
     run, result = reproduce("reuters", "--trials", "1")
     rows = table(result, "Perplexity on all words and on words first seen in June 1987; ")
-    assert list(rows) == ["plain softmax", "literal rule", "corrected rule"]
-    for title, short in (("plain softmax", "plain"), ("corrected rule", "corrected")):
+    assert list(rows) == ["plain softmax", "literal rule", "default rule"]
+    for title, short in (("plain softmax", "plain"), ("default rule", "default")):
         for split, column in (("valid", "validation"), ("test", "test")):
             seeds = [words_of(run, f"final-{short}-seed{seed}", split) for seed in range(2)]
             fresh = [math.exp(losses[ids % 3 == 0].mean()) for losses, ids in seeds]
@@ -60,25 +63,53 @@ def test_wikitext_table_has_memories_below_their_models(reproduce: Reproduce) ->
     assert [name for name in rows if name.startswith("LSTM") and "Graves" not in name] == [
         *("LSTM", "LSTM + Cache"),
         *("LSTM + Hebbian (literal rule)", "LSTM + Hebbian + Cache (literal rule)"),
-        *("LSTM + Hebbian (corrected rule)", "LSTM + Hebbian + Cache (corrected rule)"),
+        *("LSTM + Hebbian (default rule)", "LSTM + Hebbian + Cache (default rule)"),
     ]
-    losses, _ = words_of(run, "final-corrected-seed0", "test")
-    alone = rows["LSTM + Hebbian (corrected rule)"]
+    losses, _ = words_of(run, "final-default-seed0", "test")
+    alone = rows["LSTM + Hebbian (default rule)"]
     assert alone["test"] == f"{math.exp(losses.mean()):.2f}"
     assert (alone["paper, validation"], alone["paper, test"]) == ("34.1", "34.3")
-    cached = rows["LSTM + Hebbian + Cache (corrected rule)"]
-    (kept,) = [trial for trial in result["metrics"]["trials"] if trial["name"] == "final-corrected-seed0"]
+    cached = rows["LSTM + Hebbian + Cache (default rule)"]
+    (kept,) = [trial for trial in result["metrics"]["trials"] if trial["name"] == "final-default-seed0"]
     assert cached["test"] == f"{kept['more']['Cache']['test']:.2f}" != alone["test"]
     assert (cached["paper, validation"], cached["paper, test"]) == ("29.7", "29.9")
     literal = open_run(run.path / "trials" / "final-literal-seed0").settings
-    assert (literal["rate"], literal["rule_scale"], literal["center"]) == ("paper", "1", False)
+    assert (literal["rate"], literal["rule_scale"], literal["write"]) == ("paper", "1", "literal")
+    assert (literal["start"], literal["fade"]) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "literal", "other"),
+    [
+        ({}, (0, False), ("default", "paper", "across", "auto", True)),
+        ({"start": 7, "fade": False}, (0, False), ("default", "paper", "across", 7, False)),
+        ({"rule": "corrected"}, (0, False), ("corrected", "inclusive", "centred", 0, False)),
+        # As in version 0.1, where both rules had these settings.
+        ({"rule": "corrected", "start": 7, "fade": True}, (7, True), ("corrected", "inclusive", "centred", 7, True)),
+    ],
+)
+def test_the_literal_rule_stays_the_papers(given: Any, literal: Any, other: Any) -> None:
+    recipe = next(each for each in RECIPES if each.name == "frequency-table")
+    first, second = recipe.rules(recipe.settings(**given))
+    assert (first.settings["rate"], first.settings["rule_scale"], first.settings["write"]) == ("paper", "1", "literal")
+    assert (first.settings["start"], first.settings["fade"]) == literal
+    assert (second.short, *(second.settings[name] for name in ("rate", "write", "start", "fade"))) == other
+    assert second.settings["rule_scale"] == "match"
+
+
+def test_curves_of_the_default_rule_have_the_same_limits_and_begin_with_the_default() -> None:
+    recipe = WikitextCurves()
+    for size in ("paper", "small"):
+        grids = [recipe.rule_grid(write, size) for write in ("literal", "centred", "across")]
+        assert len({tuple(sorted(grid["limit"])) for grid in grids}) == 1
+        assert (grids[-1]["limit"][0], grids[-1]["gamma"][0]) == (100, 0.2)
 
 
 @pytest.mark.parametrize("words", [0, 3])
 def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Reproduce, words: int) -> None:
     run, result = reproduce("wikitext-table", "--trials", "0", "--seeds", "1", "--two-step-words", str(words))
     rows = table(result, "Perplexity on reuters; the paper's on WikiText-103")
-    assert rows["LSTM + Hebbian + Cache + MbPA (corrected rule)"]["paper, test"] == "29.2"
+    assert rows["LSTM + Hebbian + Cache + MbPA (default rule)"]["paper, test"] == "29.2"
     kept = sorted((run.path / "trials" / "final-plain-seed0" / "memories").glob("valid-two-steps-*"))
     assert bool(kept) == bool(words)
 
@@ -95,7 +126,7 @@ def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
     run, result = reproduce(name, "--trials", "1", "--seeds", "1", "--limit", "7,3")
     rows = table(result, "The ends of the curves on reuters, after 120 training words")
     endings = [""] if name == "gigaword-curves" else [", T = 3", ", T = 7"]
-    rules = [f"{rule} rule{ending}" for rule in ("literal", "corrected") for ending in endings]
+    rules = [f"{rule} rule{ending}" for rule in ("literal", "default") for ending in endings]
     assert list(rows)[:-2] == ["plain softmax", *rules]
     assert [row["test"] for row in rows.values()][-2:] == paper
     assert (run.path / "perplexity.png").stat().st_size > 1000
@@ -106,7 +137,7 @@ def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
 def test_objectives(reproduce: Reproduce) -> None:
     _, result = reproduce("objectives", "--trials", "0", "--seeds", "1", "--steps", "3")
     rows = table(result, "Perplexity on reuters")
-    names = [f"{rule} rule, {name}" for rule in ("literal", "corrected") for name in ("L2", "IP", "SVM", "Smax")]
+    names = [f"{rule} rule, {name}" for rule in ("literal", "default") for name in ("L2", "IP", "SVM", "Smax")]
     assert list(rows) == ["plain softmax", *names]
     used = {trial["title"]: trial["settings"]["objective"] for trial in result["metrics"]["trials"]}
     assert all(used[title] == title.rpartition(" ")[2].lower() for title in names)

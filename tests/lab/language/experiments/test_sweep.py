@@ -164,6 +164,29 @@ def test_a_trial_of_other_settings_is_refused(swept: Run, tmp_path: Path, refusa
     assert re.search(f"{stored.parent} cannot be used .*other settings", error)
 
 
+def test_an_older_sweep_goes_on_with_its_rule_and_its_grid(folder: Path, tmp_path: Path) -> None:
+    """Version 0.1 had the setting `center`, and other values of T and γ, which plain softmax has in its trials, too."""
+    rule = ["--write", "centred", "--rate", "inclusive", "--no-fade"]
+    assert call("sweep", folder, *SMALL, *rule, "--steps", "4", "--quiet", "--runs", tmp_path) == 0
+    run = only(tmp_path)
+    expected = result_of(run)["tables"]
+    (run.path / "result.json").unlink()
+    shutil.rmtree(run.path / "trials" / "final-hebbian-seed0")
+    for path in (run.path / "config.json", *run.path.glob("trials/*/*.json")):
+        with edited(path) as content:
+            settings = content["settings"] if path.name == "config.json" else content["metrics"]["trial"]["settings"]
+            del settings["fade"]
+            settings["center"] = settings.pop("write") == "centred"
+            settings |= {"limit": 20, "gamma": 0.05} if settings.get("head") == "plain" else {}
+    stored = {path: path.stat().st_mtime_ns for path in run.path.glob("trials/*/result.json")}
+    assert call("sweep", "corpus", "--resume", run.path, "--quiet") == 0
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert result_of(run)["tables"] == expected
+    final = open_run(run.path / "trials" / "final-hebbian-seed0").settings
+    assert (final["write"], final["start"], final["fade"], final["rate"]) == ("centred", 0, False, "inclusive")
+    assert final["limit"] in (5, 20, 100)  # the paper's grid, not that of the default rule
+
+
 def test_a_trial_says_what_it_was_made_with(swept: Run, tmp_path: Path) -> None:
     """The run itself may have been started on another machine months ago."""
     run = unfinished(swept, tmp_path, "final-hebbian-seed0")

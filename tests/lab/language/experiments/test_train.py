@@ -126,9 +126,12 @@ def test_a_comparison_has_both_beside_each_other(
 
 
 def test_suggestions_change_what_is_trained() -> None:
-    assert "--start auto --fade" in suggest("stdlib", Settings())[-1]
-    timed = suggest("stdlib", Settings(start="auto", fade=True))
-    assert timed[-1].endswith("the paper's literal rule")
+    usual = suggest("stdlib", Settings())
+    assert "--rule-scale 1 --write literal --start 0 --no-fade" in usual[1]
+    assert "--start 0 --no-fade" in usual[-1]
+    assert "once features have settled" in suggest("stdlib", Settings(start=0, fade=False))[-1]
+    literal = Settings(rate="paper", rule_scale="1", write="literal", start=0, fade=False)
+    assert not any(each.endswith("the paper's literal rule") for each in suggest("stdlib", literal))
     assert not any("--rate" in each or "--start" in each for each in suggest("stdlib", TrainSettings(head="plain")))
 
 

@@ -14,7 +14,7 @@ from hebbian_softmax.lab.language.experiments.sweep import RECIPES, SweepSetting
 from hebbian_softmax.lab.language.experiments.tables import tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.experiments.tuning import (
-    CORRECTED,
+    DEFAULT,
     LITERAL,
     OF_A_TRIAL,
     SEED,
@@ -26,6 +26,7 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     rule_candidates,
     subset,
     tune,
+    usual_rule,
 )
 from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import PLAIN
@@ -34,6 +35,7 @@ from hebbian_softmax.lab.language.settings import TrainSettings
 KIND = grid_settings(SweepSettings, TrainSettings)
 LSTMS: list[dict[str, Any]] = [{"hidden": hidden, "learning_rate": 0.1} for hidden in (8, 4, 16)]
 RULES = [{"limit": limit, "gamma": 0.1} for limit in (20, 5, 100)]
+OTHER = [{"limit": limit, "gamma": 0.2} for limit in (100, 5, 300)]
 
 
 def from_command_line(*words: str) -> Any:
@@ -58,6 +60,10 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     assert {each["limit"] for each in rules} == {100, 500, 1000}
     assert {each["gamma"] for each in rules} == {0.05, 0.1, 0.25}
     assert rules[0] == {"limit": 500, "gamma": 0.25}
+    assert usual_rule("literal", "paper") == usual_rule("centred", "paper") == paper_rule("paper")
+    around = candidates(settings, usual_rule("across", "paper"))
+    assert len(around) == 9
+    assert around[0] == {"limit": 100, "gamma": 0.2}  # the library's default
 
 
 def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
@@ -127,7 +133,7 @@ class FakeBench:
         for trial in trials:
             settings = trial.settings
             valid = float(settings.hidden + (settings.limit if settings.head == "hebbian" else 0))
-            valid += 1000 * (settings.rate == "paper") * (settings.limit == 5)  # The literal rule needs another T.
+            valid += 1000 * (settings.write == "literal") * (settings.limit == 5)  # The literal rule needs another T.
             found.append(outcome_of(trial, valid, 10_000 - valid))
         self.outcomes += found
         return found
@@ -136,11 +142,11 @@ class FakeBench:
 def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     bench = FakeBench()
     base = TrainSettings(steps=20, seed=3)
-    rows = tune(cast(Bench, bench), base, LSTMS, [LITERAL, CORRECTED], RULES, trials=3, share=0.5)
+    rows = tune(cast(Bench, bench), base, LSTMS, [(LITERAL, RULES), (DEFAULT, OTHER)], trials=3, share=0.5)
     chosen = {row.short: row.settings for row in rows}
     assert (chosen["plain"].head, chosen["plain"].hidden) == ("plain", 4)
     assert (chosen["literal"].hidden, chosen["literal"].limit) == (4, 20)
-    assert (chosen["corrected"].hidden, chosen["corrected"].limit) == (4, 5)
+    assert (chosen["default"].hidden, chosen["default"].limit) == (4, 5)
     assert {each.seed for each in chosen.values()} == {3}  # The tuning has its own seed; those of the rows come later.
     assert {each.steps for each in chosen.values()} == {20}
     assert {trial.settings.seed for trial in bench.trials} == {SEED}
@@ -149,13 +155,17 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert counts == {"literal rule": 3, PLAIN.title: 3}
     assert {trial.settings.head for trial in bench.trials if trial.title == PLAIN.title} == {"plain"}
     literal = next(trial.settings for trial in bench.trials if trial.title == "literal rule")
-    assert (literal.rate, literal.rule_scale, literal.center) == ("paper", "1", False)
+    assert (literal.rate, literal.rule_scale, literal.write) == ("paper", "1", "literal")
+    assert (literal.start, literal.fade) == (0, False)
+    default = [trial.settings for trial in bench.trials if trial.title == "default rule"]
+    assert {(each.rate, each.rule_scale, each.write) for each in default} == {("paper", "match", "across")}
+    assert {(each.start, each.fade, each.gamma) for each in default} == {("auto", True, 0.2)}
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 
     (table,) = tuning_tables(bench.outcomes)
     assert len(table.rows) == 9
     marked = [row for row in table.rows if row[-1] == "chosen"]
-    assert [row[0] for row in marked] == [PLAIN.title, "literal rule", "corrected rule"]
+    assert [row[0] for row in marked] == [PLAIN.title, "literal rule", "default rule"]
     assert [row[-2] for row in marked] == [4.0, 24.0, 9.0]
     assert "3 settings each" in table.title
     (single,) = tuning_tables([outcome for outcome in bench.outcomes if outcome.title == PLAIN.title][:1])
@@ -164,7 +174,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
 
 def test_without_trials_the_papers_choice_is_taken() -> None:
     bench = FakeBench()
-    rows = tune(cast(Bench, bench), TrainSettings(), LSTMS, [LITERAL], RULES, trials=0)
+    rows = tune(cast(Bench, bench), TrainSettings(), LSTMS, [(LITERAL, RULES)], trials=0)
     chosen = {row.short: row.settings for row in rows}
     assert bench.trials == []
     assert chosen["plain"].hidden == chosen["literal"].hidden == 8

@@ -6,11 +6,12 @@ These are figure 4 (WikiText-103, T = 100 and 500) and the figures of the append
 
 from collections.abc import Sequence
 
+from hebbian_softmax.lab.base.rule import DEFAULT_LIMIT, DEFAULT_WRITE
 from hebbian_softmax.lab.language.experiments.experiment import ReproduceSettings, Reproduction
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE
 from hebbian_softmax.lab.language.experiments.tables import by_title, frequency_table, perplexities, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import Grid, Row, candidates, vary_rules
+from hebbian_softmax.lab.language.experiments.tuning import GAMMAS, LITERAL, Grid, Row, candidates, vary_rules
 from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import below_from
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
@@ -56,15 +57,17 @@ class CurvesByLimit(Curves):
     """Learning curves of each rule with each T of the figure."""
 
     gammas: tuple[float, ...]
-    """The values of γ to try at size paper."""
+    """The values of γ to try with the paper's rule at size paper."""
 
-    def rule_grid(self, preset: str) -> Grid:
-        if preset == "paper":
-            return {"limit": (500, 100), "gamma": self.gammas}
-        return {"limit": (20, 100), "gamma": (0.05, 0.1, 0.25)}  # Smaller sizes see fewer words.
+    def rule_grid(self, write: str, preset: str) -> Grid:
+        limits = (500, 100) if preset == "paper" else (20, 100)  # Smaller sizes see fewer words.
+        if write == DEFAULT_WRITE:  # the same curves, but the first setting is the library's default
+            return {"limit": sorted(limits, key=DEFAULT_LIMIT.__ne__), "gamma": GAMMAS}
+        return {"limit": limits, "gamma": self.gammas if preset == "paper" else (0.05, 0.1, 0.25)}
 
     def rows(self, tuned: Sequence[Row], settings: ReproduceSettings) -> list[Row]:
-        limits = sorted({each["limit"] for each in candidates(settings, self.rule_grid(settings.size))})
+        grid = self.rule_grid(LITERAL.settings["write"], settings.size)  # the values of T are the same for all rules
+        limits = sorted({each["limit"] for each in candidates(settings, grid)})
         return vary_rules(tuned, "limit", {T: (f"T{T}", f"T = {T}") for T in limits})
 
 

@@ -15,14 +15,16 @@ from typing import Generic, TypeVar
 from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError, reason
 from hebbian_softmax.lab.base.runs import Run, open_run
-from hebbian_softmax.lab.base.settings import choice, integer, number, setting
+from hebbian_softmax.lab.base.settings import boolean, choice, integer, number, setting, whole_or_auto
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.data.registry import KNOWN, no_corpus
 from hebbian_softmax.lab.language.experiments.tables import by_title, settings_table, summarize, tuning_tables
 from hebbian_softmax.lab.language.experiments.trials import FOLDER, Bench, Measure, Outcome, WordSets
 from hebbian_softmax.lab.language.experiments.tuning import (
     CORRECTED,
+    DEFAULT,
     LITERAL,
+    USUAL,
     Grid,
     Row,
     Rule,
@@ -31,8 +33,9 @@ from hebbian_softmax.lab.language.experiments.tuning import (
     candidates,
     final_trials,
     grid_settings,
-    paper_rule,
     tune,
+    usual_or,
+    usual_rule,
 )
 from hebbian_softmax.lab.language.model import PRESETS
 from hebbian_softmax.lab.language.names import PLAIN
@@ -47,7 +50,7 @@ from hebbian_softmax.lab.report.tables import Table
 CURVES = "perplexity.png"
 EPOCHS = {"small": 3.0, "tiny": 1.0}
 """Passes over the training text at the sizes that are smaller than the paper's."""
-SETTLED = ("rate", "rule_scale", "center", "epochs")
+SETTLED = ("rate", "rule_scale", "write", "epochs")
 """Options of `hebbian train` that a reproduction decides itself, row by row or from its size."""
 
 
@@ -73,8 +76,6 @@ class Experiment(Recipe, Generic[S]):
 
     title: str
     """The beginning of the result's title; the corpus's name follows."""
-    rules: Sequence[Rule]
-    """The variants of the rule that are tuned beside the plain softmax."""
     hint = ""
     """Advice that is added to the error when the corpus is missing; begins with a semicolon."""
 
@@ -90,9 +91,13 @@ class Experiment(Recipe, Generic[S]):
     def network_grid(self, base: TrainSettings) -> Grid:
         """Return the networks to try unless the command line names others."""
 
-    def rule_grid(self, preset: str) -> Grid:
-        """Return the settings of the rules to try unless the command line names others."""
-        return paper_rule(preset)
+    @abstractmethod
+    def rules(self, settings: S) -> Sequence[Rule]:
+        """Return the variants of the rule that are tuned beside the plain softmax."""
+
+    def rule_grid(self, write: str, preset: str) -> Grid:
+        """Return the settings to try of a rule with this kind of write, unless the command line names others."""
+        return usual_rule(write, preset)
 
     def rows(self, tuned: Sequence[Row], settings: S) -> Sequence[Row]:
         """Return the rows to report, made from the rows that were tuned."""
@@ -126,8 +131,11 @@ class Experiment(Recipe, Generic[S]):
         bench = Bench(run, source, base.device, deadline, quiet, self.sets, measures, self.hint)
         try:
             networks = candidates(settings, self.network_grid(base))
-            grid = candidates(settings, self.rule_grid(base.preset))
-            tuned = tune(bench, base, networks, self.rules, grid, trials=settings.trials, share=settings.tuning_share)
+            rules = [
+                (rule, candidates(settings, self.rule_grid(rule.settings.get("write", base.write), base.preset)))
+                for rule in self.rules(settings)
+            ]
+            tuned = tune(bench, base, networks, rules, trials=settings.trials, share=settings.tuning_share)
             bench.do(final_trials(self.rows(tuned, settings), settings.seeds))
         except OutOfTimeError as error:
             raise LabError(
@@ -222,13 +230,29 @@ class ReproduceSettings(ExperimentSettings):
     corpus: str = setting("", "a corpus by name, or the folder of a prepared one", str)
     size: str = setting("paper", f"size of models, batches and epochs: {', '.join(PRESETS)}", choice(*PRESETS))
     epochs: float = setting(0.0, "passes over the training text; 0: as the size says", number(0))
+    rule: str = setting(
+        "default",
+        "the rule beside the literal one: default (the library's) or corrected (that of version 0.1: --write centred "
+        "--start 0 --no-fade --rate inclusive)",
+        choice("default", "corrected"),
+        before="corrected",
+    )
+    start: int | str = setting(
+        USUAL, "step from which that rule writes, or auto; usual: as the rule has it", usual_or(whole_or_auto)
+    )
+    fade: bool | str = setting(
+        USUAL,
+        "whether what that rule writes fades with the learning rate (yes, no); usual: as the rule has it",
+        usual_or(boolean),
+        before=False,
+    )
 
 
 R = TypeVar("R", bound=ReproduceSettings)
 
 
 class Reproduction(Experiment[R]):
-    """An experiment of the paper, `hebbian reproduce NAME`: a plain softmax, the literal and the corrected rule.
+    """An experiment of the paper, `hebbian reproduce NAME`: a plain softmax, the literal and the default rule.
 
     A subclass sets `name`, `help`, `title` and the attributes below.
     """
@@ -242,7 +266,6 @@ class Reproduction(Experiment[R]):
     hint = "; or give --corpus wikitext-2 --size small, a smaller corpus of the same kind"
     left_out: tuple[str, ...] = ()
     """Further options of `hebbian train` that the experiment decides itself."""
-    rules = (LITERAL, CORRECTED)
 
     def __init__(self) -> None:
         super().__init__(
@@ -250,9 +273,9 @@ class Reproduction(Experiment[R]):
             name=self.name,
             help=self.help,
             description=(
-                f"The paper's experiment: {self.help}. Tunes a plain softmax, the literal rule and the corrected rule "
-                "equally often on the validation text, then trains the chosen settings from other seeds and reports "
-                f"these. At size paper it trains for {self.epochs:g} epochs. See docs/language-models.md."
+                f"The paper's experiment: {self.help}. Tunes a plain softmax, the paper's literal rule and the default "
+                "rule equally often on the validation text, then trains the chosen settings from other seeds and "
+                f"reports these. At size paper it trains for {self.epochs:g} epochs. See docs/language-models.md."
             ),
             settings=grid_settings(self.settings_type, TrainSettings, SETTLED + self.left_out, corpus=self.corpus),
         )
@@ -260,13 +283,20 @@ class Reproduction(Experiment[R]):
     def source(self, settings: R) -> str:
         return settings.corpus if settings.corpus in KNOWN else ANY_FOLDER
 
+    def rules(self, settings: R) -> Sequence[Rule]:
+        given = {name: value for name in ("start", "fade") if (value := getattr(settings, name)) != USUAL}
+        if settings.rule == "default":  # the literal rule stays the paper's
+            return LITERAL, replace(DEFAULT, settings={**DEFAULT.settings, **given})
+        return [replace(each, settings={**each.settings, **given}) for each in (LITERAL, CORRECTED)]  # as version 0.1
+
     def base(self, settings: R) -> TrainSettings:
-        epochs = settings.epochs or {**EPOCHS, "paper": self.epochs}[settings.size]
+        more = dict(self.rules(settings)[-1].settings)  # a plain softmax does not need it
+        more["epochs"] = settings.epochs or {**EPOCHS, "paper": self.epochs}[settings.size]
         if settings.corpus in KNOWN:
-            return base_settings(settings, TrainSettings, settings.size, epochs=epochs)
+            return base_settings(settings, TrainSettings, settings.size, **more)
         if (folder := prepared_corpus(settings.corpus)) is None:
             raise LabError(f"--corpus {no_corpus(settings.corpus)}")
-        return base_settings(settings, FolderTrain, settings.size, epochs=epochs, corpus=folder)
+        return base_settings(settings, FolderTrain, settings.size, corpus=folder, **more)
 
     def network_grid(self, base: TrainSettings) -> Grid:
         return around_choice(base.sizes)

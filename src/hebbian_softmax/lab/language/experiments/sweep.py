@@ -1,4 +1,4 @@
-"""`hebbian sweep CORPUS`: the paper's grids, first of the network, then of T and γ (section 4.2)."""
+"""`hebbian sweep CORPUS`: the paper's grid of the network (section 4.2), then a grid of T and γ."""
 
 import re
 from collections.abc import Sequence
@@ -38,7 +38,6 @@ class Sweep(Experiment[SweepSettings]):
     """`hebbian sweep NAME`: a plain softmax and the rule as the options of `hebbian train` describe it."""
 
     title = "A sweep"
-    rules = (Rule(HEBBIAN.key, HEBBIAN.title, {}),)
 
     def __init__(self, name: str, help: str) -> None:
         self.trained = cast(type[TrainSettings], settings_type("train", name))
@@ -47,7 +46,7 @@ class Sweep(Experiment[SweepSettings]):
             name=name,
             help=help,
             description=(
-                f"Tunes the network and then the rule on {re.split('[;:]', help)[0]}: the paper's grids, or the values "
+                f"Tunes the network and then the rule on {re.split('[;:]', help)[0]}: usual grids, or the values "
                 "given, with equally many trials of both heads. See docs/language-models.md."
             ),
             settings=grid_settings(SweepSettings, self.trained),
@@ -58,6 +57,9 @@ class Sweep(Experiment[SweepSettings]):
 
     def base(self, settings: SweepSettings) -> TrainSettings:
         return base_settings(settings, self.trained, settings.preset)
+
+    def rules(self, settings: SweepSettings) -> list[Rule]:
+        return [Rule(HEBBIAN.key, HEBBIAN.title, {})]
 
     def network_grid(self, base: TrainSettings) -> Grid:
         return paper_sweep(base.sizes) if base.model == "lstm" else around_choice(base.sizes)

@@ -25,6 +25,7 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.json_files import read_json, write_json
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
+from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_START, LITERAL_RULE, writing_began
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
@@ -74,6 +75,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
             "words": steps * task.step_words,
             "processes": current_ranks().count,
             "seconds": seconds,
+            "write_began": beginnings(task),
             "scores": as_plain(scores),
             "last_record": last or None,
         },
@@ -92,7 +94,7 @@ def train_task(task: WordTask, run: Run, **options: Any) -> float:
         task,
         run,
         steps=task.steps,
-        evaluate_every=-(-task.steps // task.settings.evaluations),
+        evaluate_every=task.evaluate_every,
         checkpoint_seconds=task.settings.checkpoint_seconds,
         show=partial(WordsProgress, step_words=task.step_words),
         **options,
@@ -241,11 +243,18 @@ def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str,
                 f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
                 f"Hebbian softmax {hebbian.perplexity:.2f}; {_rarest(plain, hebbian)}."
             )
+    sentences += [f"The rule began to write after {step:,} steps." for step in beginnings(task).values()]
     if not any(scores.values()):
         values = {name: _shown(last.get(f"{name.log_prefix}valid_perplexity")) for name in scores}
         seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
+
+
+def beginnings(task: WordTask) -> dict[str, int]:
+    """Return after how many steps the models that waited for it began to write, by the key of their name."""
+    found = {name.key: writing_began(learner.model.head) for name, learner in task.learners.items()}
+    return {key: step for key, step in found.items() if step is not None}
 
 
 def _shown(value: object) -> str:
@@ -267,9 +276,15 @@ def suggest(name: str, settings: Settings) -> list[str]:
     if isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
         variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
     else:
-        literal = replace(settings, rule_scale="1", center=False, rate="paper")
-        timed = replace(settings, start="auto", fade=True)
-        variations += [(literal, "the paper's literal rule"), (timed, "memorise once features have settled, then fade")]
+        literal = replace(settings, rule_scale="1", rate="paper", **LITERAL_RULE)
+        variations.append((literal, "the paper's literal rule"))
+        if settings.start == DEFAULT_START:
+            variations.append(
+                (replace(settings, start=0, fade=False), "memorise from the first step on, without fading")
+            )
+        else:
+            timed = replace(settings, start=DEFAULT_START, fade=DEFAULT_FADE)
+            variations.append((timed, "memorise once features have settled, then fade"))
     return [
         f"{' '.join([f'hebbian {verb} {name}', *map(quoted, as_options(varied))])}  # {remark}"
         for varied, remark in variations

@@ -42,6 +42,8 @@ from hebbian_softmax.lab.language.task import WordTask, steps_of
 from hebbian_softmax.lab.report.result import Result, load_result, save_result
 
 FOLDER = "trials"
+OF_THE_RULE = ("limit", "gamma", "rate", "objective", "rule_scale", "write", "start", "fade")
+"""The settings of a training that a plain softmax does without."""
 SPLITS = {"tuning": (), "final": ("valid", "test")}
 """The texts on which a trained model is measured. Tuning goes by the validation perplexity in the log alone."""
 
@@ -256,8 +258,14 @@ def score_sets(path: Path, sets: WordSets) -> dict[str, dict[str, Any]]:
 
 
 def same_settings(stored: Mapping[str, Any], settings: TrainSettings) -> bool:
-    """Return whether stored settings have the same meaning, also where an older version wrote them differently."""
+    """Return whether stored settings have the same meaning, also where an older version wrote them differently.
+
+    The settings of the rule mean nothing to a plain softmax, and older versions had other defaults for them.
+    """
     try:
-        return stored == asdict(settings) or bool(from_values(type(settings), stored) == settings)
+        found: TrainSettings = from_values(type(settings), stored)
     except ValueError:
         return False
+    if found.head == "plain":
+        found = replace(found, **{name: getattr(settings, name) for name in OF_THE_RULE})
+    return found == settings

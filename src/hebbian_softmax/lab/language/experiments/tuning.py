@@ -14,6 +14,15 @@ from itertools import product
 from typing import Any, TypeVar, cast
 
 from hebbian_softmax.lab.base.errors import LabError
+from hebbian_softmax.lab.base.rule import (
+    DEFAULT_FADE,
+    DEFAULT_GAMMA,
+    DEFAULT_LIMIT,
+    DEFAULT_START,
+    DEFAULT_WRITE,
+    LITERAL_RULE,
+    RULE_BEFORE,
+)
 from hebbian_softmax.lab.base.settings import setting
 from hebbian_softmax.lab.language.experiments.trials import Bench, Outcome, Trial
 from hebbian_softmax.lab.language.model import Sizes
@@ -29,6 +38,8 @@ Candidate = dict[str, Any]
 SEED = 1000
 NETWORK = ("hidden", "layers", "input_dropout", "output_dropout", "layer_norm", "tied", "learning_rate")
 RULE = ("limit", "gamma")
+GAMMAS = (DEFAULT_GAMMA, 0.1, 0.3)
+"""The values of γ that are tried with writes of the library's default."""
 USUAL = "usual"
 """The word on the command line that stands for the experiment's own grid."""
 OF_A_TRIAL = ("preset", "head", "final", "max_seconds", "seed", "tensorboard")
@@ -44,10 +55,17 @@ class Rule:
     settings: Mapping[str, Any]
 
 
-LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", "center": False})
+LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", **LITERAL_RULE})
 """The paper's Algorithm 1 as printed."""
-CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", "center": True})
-"""The rule with this project's scale and centre, and with a count that includes the batch."""
+DEFAULT = Rule(
+    "default",
+    "default rule",
+    {"rate": "paper", "rule_scale": "match", "write": DEFAULT_WRITE, "start": DEFAULT_START, "fade": DEFAULT_FADE},
+)
+"""The library's default."""
+CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", **RULE_BEFORE})
+"""The rule that version 0.1 had in place of the default: centred from the first step on, with a count that includes
+the batch."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,15 @@ def vary_rules(rows: Sequence[Row], name: str, variants: Mapping[Any, tuple[str,
         ]
         found += [row] if row.settings.head == "plain" else varied
     return found
+
+
+def usual_or(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that also accepts the word `usual`.
+
+    >>> usual_or(int)("3"), usual_or(int)("usual")
+    (3, 'usual')
+    """
+    return lambda text: text if text == USUAL else parse(text)
 
 
 def several(parse: Callable[[str], Any]) -> Callable[[str], str]:
@@ -168,6 +195,11 @@ def paper_rule(preset: str) -> Grid:
     return {"limit": (20, 5, 100), "gamma": (0.05, 0.1, 0.25)}
 
 
+def usual_rule(write: str, preset: str) -> Grid:
+    """Return T × γ for a kind of write: around the library's default where that is written, else the paper's."""
+    return {"limit": (DEFAULT_LIMIT, 50, 300), "gamma": GAMMAS} if write == DEFAULT_WRITE else paper_rule(preset)
+
+
 def candidates(settings: object, grid: Grid) -> list[Candidate]:
     """Return all combinations of a grid, with the values from the command line where `settings` has some."""
     parsers = {field.name: field.metadata["parse"] for field in dataclasses.fields(TrainSettings)}
@@ -200,13 +232,12 @@ def tune(
     bench: Bench,
     base: TrainSettings,
     networks: Sequence[Candidate],
-    rules: Sequence[Rule],
-    rule_grid: Sequence[Candidate],
+    rules: Sequence[tuple[Rule, Sequence[Candidate]]],
     *,
     trials: int,
     share: float = 1.0,
 ) -> list[Row]:
-    """Return the rows chosen for the plain softmax and for each rule.
+    """Return the rows chosen for the plain softmax and for each rule, which comes with the settings to try.
 
     Each of them gets equally many trials: `trials`, or one for each network where there are fewer networks. With
     `trials` 0 nothing is tried, and the first candidate of each grid is taken. A trial takes `share` of the training
@@ -219,7 +250,7 @@ def tune(
         return Row(rule.short, rule.title, replace(base, head="hebbian", **rule.settings, **candidate))
 
     if not trials:
-        return [row(None, networks[0]), *(row(rule, {**networks[0], **rule_grid[0]}) for rule in rules)]
+        return [row(None, networks[0]), *(row(rule, {**networks[0], **grid[0]}) for rule, grid in rules)]
     steps = max(1, round(base.steps * share)) if base.steps else 0
 
     def try_all(rows: Sequence[Row]) -> list[Outcome]:
@@ -234,9 +265,9 @@ def tune(
     plain = try_all(rows)
     chosen = [rows[best_of(plain)]]
     order = sorted(range(len(tried)), key=lambda number: plain[number].valid)
-    ruled = rule_candidates([tried[number] for number in order], rule_grid, len(tried))
-    for rule in rules:
-        rows = [row(rule, each) for each in ruled]
+    best = [tried[number] for number in order]
+    for rule, grid in rules:
+        rows = [row(rule, each) for each in rule_candidates(best, grid, len(tried))]
         chosen.append(rows[best_of(try_all(rows))])
     return chosen
 

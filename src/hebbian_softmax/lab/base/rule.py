@@ -1,0 +1,84 @@
+"""The settings of the Hebbian rule that several experiments have, and when a head began to write by itself.
+
+The defaults are those of the library. Runs that were begun before there were these settings go on with what they did:
+centred writes from the first step on, which did not fade.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.lab.base.settings import Former, boolean, choice, integer, number, setting, whole_or_auto
+
+DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = 0.2, 100, "across", "auto", True
+"""The library's default rule."""
+RULE_BEFORE: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
+"""The rule of runs that do not name these settings."""
+WRITES = ("literal", "centred", "across")
+LITERAL_RULE: dict[str, Any] = {"write": "literal", "start": 0, "fade": False}
+"""The paper's rule."""
+
+
+def write_of_center(text: str) -> str:
+    """Return the write that the setting `center` of older versions stood for.
+
+    >>> write_of_center("yes"), write_of_center("False")
+    ('centred', 'literal')
+    """
+    return "centred" if boolean(text) else "literal"
+
+
+def gamma_setting(help: str = "γ, smallest mixing rate of the Hebbian rule", before: float | None = None) -> Any:
+    """Declare the setting `gamma`."""
+    return setting(DEFAULT_GAMMA, help, number(0, 1), before=before)
+
+
+def limit_setting(
+    help: str = "T, number of occurrences of a class that the rule writes", before: int | None = None
+) -> Any:
+    """Declare the setting `limit`."""
+    return setting(DEFAULT_LIMIT, help, integer(0), before=before)
+
+
+def write_setting(paper: str = "--write literal --start 0 --no-fade") -> Any:
+    """Declare the setting `write`; `paper` are the options that give the paper's rule."""
+    return setting(
+        DEFAULT_WRITE,
+        "what the rule writes: activations as they are (literal), without their mean (centred), or only across it; "
+        f"the paper's rule is {paper}",
+        choice(*WRITES),
+        before=RULE_BEFORE["write"],
+        former=Former("center", write_of_center),
+    )
+
+
+def start_setting() -> Any:
+    """Declare the setting `start`."""
+    return setting(
+        DEFAULT_START,
+        "step from which the rule writes, or auto: once features have settled; it counts from the first step on",
+        whole_or_auto,
+        before=RULE_BEFORE["start"],
+    )
+
+
+def fade_setting() -> Any:
+    """Declare the setting `fade`."""
+    return setting(DEFAULT_FADE, "let what the rule writes fade with the learning rate", before=RULE_BEFORE["fade"])
+
+
+def writing_began(head: nn.Module) -> int | None:
+    """Return after how many steps a head began to write by itself; None if it has not, or was not to wait."""
+    settling = head.settling if isinstance(head, HebbianSoftmax) else None
+    began = -1 if settling is None else int(settling.began)
+    return began if began > 0 else None
+
+
+def newly_begun(head: nn.Module, step: int, every: int) -> int | None:
+    """Return what `writing_began` does if that happened after the evaluation before this one, so that logs say it once.
+
+    This evaluation is after step `step`, and there is one after every `every` steps.
+    """
+    began = writing_began(head)
+    return began if began is not None and began > (step - 1) // every * every else None
