@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate
+from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate, InverseCountRate, PaperRate
 from hebbian_softmax.lab.base.settings import as_options, from_values
 from hebbian_softmax.lab.language.learner import Learner, choose_precision
 from hebbian_softmax.lab.language.names import ONLY
@@ -17,12 +17,14 @@ from tests.lab.language.toy import WORDS, corpus, device, model, settings
 
 
 def test_the_rule_is_the_one_that_was_asked_for() -> None:
-    head = model(gamma=0.1, limit=7, objective="ip", rule_scale="0.5", write="literal", start=3, fade=False).head
+    head = model(
+        rate="paper", gamma=0.1, limit=7, objective="ip", rule_scale="0.5", write="literal", start=3, fade=False
+    ).head
     assert head.rate == PaperRate(0.1, 7)
     assert (head.scale, head.write, head.start, head.fade) == (0.5, "literal", 3, False)
     assert type(head.objective).__name__ == "InnerProduct"
     usual = model().head
-    assert usual.rate == PaperRate(0.2, 100)
+    assert usual.rate == GrowingLimitRate(0.2, 100)
     assert (usual.scale, usual.write, type(usual.objective).__name__) == ("match", "across", "Euclidean")
     assert (Settings().start, usual.fade) == ("auto", True)
     assert [model(hebbian, start="auto").head.settling is None for hebbian in (True, False)] == [False, True]

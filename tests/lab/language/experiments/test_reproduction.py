@@ -81,8 +81,8 @@ def test_wikitext_table_has_memories_below_their_models(reproduce: Reproduce) ->
 @pytest.mark.parametrize(
     ("given", "literal", "other"),
     [
-        ({}, (0, False), ("default", "paper", "across", "auto", True)),
-        ({"start": 7, "fade": False}, (0, False), ("default", "paper", "across", 7, False)),
+        ({}, (0, False), ("default", "growing", "across", "auto", True)),
+        ({"start": 7, "fade": False}, (0, False), ("default", "growing", "across", 7, False)),
         ({"rule": "corrected"}, (0, False), ("corrected", "inclusive", "centred", 0, False)),
         # As in version 0.1, where both rules had these settings.
         ({"rule": "corrected", "start": 7, "fade": True}, (7, True), ("corrected", "inclusive", "centred", 7, True)),

@@ -60,7 +60,7 @@ LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", *
 DEFAULT = Rule(
     "default",
     "default rule",
-    {"rate": "paper", "rule_scale": "match", "write": DEFAULT_WRITE, "start": DEFAULT_START, "fade": DEFAULT_FADE},
+    {"rate": "growing", "rule_scale": "match", "write": DEFAULT_WRITE, "start": DEFAULT_START, "fade": DEFAULT_FADE},
 )
 """The library's default."""
 CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", **RULE_BEFORE})
