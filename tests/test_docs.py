@@ -13,7 +13,7 @@ def test_readme_code_runs() -> None:
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), namespace)
-    assert int(namespace["head"].counts[0]) == 50  # type: ignore[attr-defined]
+    assert int(namespace["head"].counts[0]) == 100  # type: ignore[attr-defined]
 
 
 def test_code_of_the_pages_runs() -> None:

@@ -46,7 +46,7 @@ def prepare_fsdp(head: HebbianSoftmax) -> None:
     >>> from hebbian_softmax import HebbianSoftmax
     >>> from torch.distributed.fsdp import fully_shard
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: no arguments
-    >>> head = fully_shard(HebbianSoftmax(8, 100, gamma=0.1, limit=50), mesh=dist.init_device_mesh("cpu", (1,)))
+    >>> head = fully_shard(HebbianSoftmax(8, 100), mesh=dist.init_device_mesh("cpu", (1,)))
     >>> prepare_fsdp(head)
     >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     >>> handle = head.attach(optimizer)

@@ -237,7 +237,7 @@ class OnePassRMSprop(OnePass):
             activations.
 
     >>> from hebbian_softmax import HebbianSoftmax
-    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> head = HebbianSoftmax(8, 100)
     >>> optimizer = OnePassRMSprop(head.parameters(), lr=1e-3, head=head)
     >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
     >>> optimizer.step()
@@ -274,7 +274,7 @@ class OnePassAdam(OnePass):
     ``head`` is as in :class:`OnePassRMSprop`; the other arguments are those of Adam.
 
     >>> from hebbian_softmax import HebbianSoftmax
-    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> head = HebbianSoftmax(8, 100)
     >>> optimizer = OnePassAdam(head.parameters(), lr=1e-3, head=head)
     >>> head.loss(torch.randn(4, 8), torch.tensor([3, 14, 15, 3])).backward()
     >>> optimizer.step()

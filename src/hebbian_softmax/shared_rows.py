@@ -42,7 +42,7 @@ def shard_rows(head: HebbianSoftmax, mesh: DeviceMesh) -> None:
 
     >>> from hebbian_softmax import HebbianSoftmax
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: no arguments
-    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> head = HebbianSoftmax(8, 100)
     >>> shard_rows(head, dist.init_device_mesh("cpu", (1,)))
     >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     >>> handle = head.attach(optimizer)

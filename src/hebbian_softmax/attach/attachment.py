@@ -34,7 +34,7 @@ class Attachment:
     """The handle that ``head.attach(optimizer)`` returns. ``remove()`` undoes it and forgets what is pending.
 
     >>> from hebbian_softmax import HebbianSoftmax
-    >>> head = HebbianSoftmax(8, 100, gamma=0.1, limit=50)
+    >>> head = HebbianSoftmax(8, 100)
     >>> optimizer = torch.optim.Adam(head.parameters())
     >>> handle = head.attach(optimizer)
     >>> handle.active
