@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hebbian_softmax import OnePassAdam
 
-RULE: dict[str, Any] = {"gamma": 0.1, "limit": 50}
+RULE: dict[str, Any] = {"gamma": 0.1, "limit": 50, "start": 0}
 SMALL: dict[str, Any] = {"features": 8, "layers": 1, "length": 6, "dropout": 0.0}
 
 
