@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, PaperRate
+from hebbian_softmax import GrowingLimitRate, HebbianSoftmax, PaperRate
 from hebbian_softmax.rule import sum_by_class
 from tests.heads import attached_head, early_head, train, unchanged
 from tests.oracle import Oracle
@@ -350,3 +350,51 @@ def test_an_objective_of_the_wrong_shape() -> None:
     head = early_head(4, 6, objective=lambda h, rows, classes, weight: h[0], **OK)
     with pytest.raises(ValueError, match=r"objective must return w\* of shape \(2, 4\), got \(4,\)"):
         head.memorize(torch.randn(2, 4), torch.tensor([1, 2]))
+
+
+def test_the_default_rule_and_the_papers_in_one_word() -> None:
+    head, literal = HebbianSoftmax(4, 6), HebbianSoftmax(4, 6, write="literal")
+    assert (head.rate, head.write, head.scale) == (GrowingLimitRate(0.2, 100), "across", "match")
+    assert (head.gamma, head.limit, head.start, head.fade) == (0.2, 100, "auto", True)
+    assert (literal.rate, literal.scale, literal.start, literal.fade) == (PaperRate(0.2, 100), 1.0, 0, False)
+    assert HebbianSoftmax(4, 6, limit=100).rate == PaperRate(0.2, 100)
+    assert HebbianSoftmax(4, 6, write="literal", start=3, fade=True).start == 3
+    assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == PaperRate(0.2, 100)
+
+
+def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() -> None:
+    head, y = HebbianSoftmax(4, 3), torch.tensor([0] * 99 + [1, 2])
+    for _ in range(14):
+        head.memorize(torch.randn(101, 4), y)
+    assert head.running.seen == 14 * 101  # 471 for each class, so T is 117
+    n = torch.ones(3, dtype=torch.int64)
+    assert head.mixing_rate(torch.tensor([99, 116, 117]), n).tolist() == [0.2, 0.2, 0.0]
+    head.memorize(torch.randn(1, 4), torch.tensor([-100]))
+    assert head.running.seen == 14 * 101  # what is ignored does not count
+    head.memorize(torch.randn(300, 4), torch.zeros(300, dtype=torch.int64))
+    assert head.mixing_rate(torch.tensor([99, 141, 142]), n).tolist() == [0.2, 0.2, 0.0]
+    again = HebbianSoftmax(4, 3)
+    again.load_state_dict(head.state_dict())
+    assert again.mixing_rate(torch.tensor([141]), n[:1]).tolist() == [0.2]
+    head.calibrate(torch.randn(20, 4))
+    assert head.mixing_rate(torch.tensor([99, 100, 141]), n).tolist() == [0.2, 0.0, 0.0]
+
+
+def test_the_default_head_begins_by_itself_and_then_writes_its_rare_classes() -> None:
+    torch.manual_seed(0)
+    centres, body = torch.randn(6, 8), nn.Linear(8, 4)
+    head = HebbianSoftmax(4, 6)
+    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=0.01)
+    head.attach(optimizer)
+    first_written = 0
+    for step in range(1, 161):
+        y = torch.randint(5, (16,)) if step < 160 else torch.tensor([5])
+        loss = head.loss(body(centres[y] + 0.1 * torch.randn(len(y), 8)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        first_written = first_written or (step if head.since_start.any() else 0)
+    assert head.settling is not None
+    assert 100 <= int(head.settling.began) < first_written <= 150
+    logits = head(body(centres[5:]))
+    assert logits.argmax() == 5  # seen once, in the last step
