@@ -91,6 +91,12 @@ def add_tokens(
     token that does not occur in the texts gets an output row that makes it very unlikely. A good output row is no good
     input row, so the output layer of a tied model becomes a matrix of its own, and the configuration says so.
 
+    ::
+
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        report = add_tokens(model, tokenizer, [" zebra", " flamingo"], texts)
+        print(report)
+
     Args:
         model: a causal language model of transformers with a plain output layer, on one device.
         tokenizer: its tokenizer, which gets the tokens.
