@@ -1,5 +1,6 @@
 """Set-up of every test: one thread, repeatable examples, and a reason to skip where there is no GPU."""
 
+import gc
 import os
 import signal
 from typing import Any
@@ -16,6 +17,13 @@ settings.load_profile("default")
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell sets it for what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # until the tests are collected: what they import stays
+
+
+def pytest_collection_finish() -> None:
+    """Exempt torch and the test suite from garbage collection, which would take 0.3 s each time it goes over all."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

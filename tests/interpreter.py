@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -34,6 +36,30 @@ def reason_against_it() -> str | None:
         return f"Triton's interpreter does not work with numpy {numpy.__version__}"
     return None
 
+
+def _patch_the_language_only_once() -> None:
+    """Let the interpreter patch Triton's language at the first launch of a kernel, and leave it so.
+
+    It would patch hundreds of attributes again for each launch and for each call of a function within a kernel, which
+    took 16 of 40 s in a profile. Nothing in a process that interprets kernels needs the language as it was.
+    """
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return  # This version of Triton patches in another way.
+    patch_lang = interpreter._patch_lang
+    everything = SimpleNamespace(__globals__={"tl": interpreter.tl, "core": interpreter.tl.core})
+    patch_all = cache(lambda: patch_lang(everything))
+
+    def patch_once(kernel: Any) -> Any:
+        patch_all()
+        return interpreter._LangPatchScope()  # has nothing to restore
+
+    interpreter._patch_lang = patch_once
+
+
+if reason_against_it() is None:
+    _patch_the_language_only_once()
 
 interpreted = pytest.mark.skipif(reason_against_it() is not None, reason=str(reason_against_it()))
 interpreted_or_on_gpu = pytest.mark.skipif(

@@ -1,13 +1,11 @@
 """Worker processes that run a function on every rank of a gloo group.
 
-Importing torch takes seconds, so the processes are started once and kept; each run makes a process group of its own
-and destroys it. A rank that raises fails the run with its traceback; ranks that hang are killed, and the next run
-starts new ones.
+The processes are started once and kept; each run makes a process group of its own and destroys it. A rank that raises
+fails the run with its traceback; ranks that hang are killed, and the next run starts new ones.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sys
@@ -24,6 +22,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tests.forks import CONTEXT, fork
 
 TIMEOUT = 60.0
 """Seconds a run may take before it counts as hanging."""
@@ -101,16 +101,13 @@ class Pool:
 
 
 def _start() -> tuple[Any, Connection]:
-    context = multiprocessing.get_context("spawn")  # a forked torch shares its thread pools' locks
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    ours, theirs = CONTEXT.Pipe()
+    process = fork(_serve, theirs, daemon=True)
     theirs.close()
     return process, ours
 
 
 def _serve(connection: Connection) -> None:
-    torch.set_num_threads(1)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
     with suppress(EOFError, KeyboardInterrupt):

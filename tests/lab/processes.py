@@ -1,6 +1,5 @@
-"""Processes that begin with torch and the lab imported: forks of one server, which start in milliseconds."""
+"""Processes that run `hebbian`, or some other work that ends in an exit code."""
 
-import multiprocessing
 import os
 import sys
 import time
@@ -9,31 +8,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hebbian_softmax.lab.cli import main
+from tests.forks import fork
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",  # the first optimizer imports it, in seconds
-        *("matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin"),
-        *("hebbian_softmax.lab.longtail.compare", "hebbian_softmax.lab.images.reproduce"),
-        "hebbian_softmax.lab.language.experiments.train",
-    ]
-)
 STREAMS = ("stdout", "stderr")
 
 
 def start(work: Callable[..., int], *arguments: Any) -> BaseProcess:
     """Start a process that exits with the code that `work` returns."""
-    process = CONTEXT.Process(target=_exit, args=(work, *arguments))
-    process.start()
-    return process
+    return fork(_exit, work, *arguments)
 
 
 def _exit(work: Callable[..., int], *arguments: Any) -> None:
-    torch.set_num_threads(1)
     sys.exit(work(*arguments))
 
 

@@ -33,7 +33,7 @@ def test_sizes(impl, device, dtype, reduction, size) -> None:
     assert_no_worse_than_eager(make(*size, device=device, dtype=dtype), impl, reduction=reduction)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float16,))
 @pytest.mark.parametrize("workspace", WORKSPACES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("bias", [False, True])
@@ -72,7 +72,7 @@ def test_targets_of_a_narrow_dtype(impl, device) -> None:
     assert torch.equal(ours(case, impl=impl), expected)
 
 
-@every_engine_in(*DTYPES)
+@every_engine_in(*DTYPES, slow=(torch.float16, torch.float64))
 def test_the_sum_over_many_tiles_does_not_degrade(impl, device, dtype) -> None:
     """All targets are the last class. A bfloat16 sum over 256 tiles would stop growing after the first ones."""
     case = make(512, 16, 211, device=device, dtype=dtype)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hebbian_softmax.lab.cli import main
+from tests.forks import preload
 from tests.lab import processes
 
 LONGEST = 120.0  # seconds after which a command counts as hanging
@@ -30,19 +31,10 @@ ONE_AT_A_TIME = threading.Lock()  # starting a process takes the exit codes of a
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"}
 """Audit events of Python that change files, besides `open` for writing."""
 
-processes.CONTEXT.set_forkserver_preload(
-    [
-        *("torch._dynamo", "matplotlib.backends.backend_agg", "matplotlib.figure", "PIL.PngImagePlugin", "nltk"),
-        *(
-            "hebbian_softmax.lab.data.command",
-            "hebbian_softmax.lab.images.reproduce",
-            "hebbian_softmax.lab.longtail.compare",
-        ),
-        *("hebbian_softmax.lab.language.memories.command", "hebbian_softmax.lab.report.command", __name__),
-        *(f"hebbian_softmax.lab.language.experiments.{name}" for name in ("train", "wikitext_table", "reuters")),
-        *("hebbian_softmax.lab.language.experiments.curves", "tests.lab.faults.small"),
-    ]
-)
+preload("nltk", "hebbian_softmax.lab.data.command", "hebbian_softmax.lab.report.command")
+preload("hebbian_softmax.lab.language.memories.command", "hebbian_softmax.lab.language.experiments.curves")
+preload(*(f"hebbian_softmax.lab.language.experiments.{name}" for name in ("wikitext_table", "reuters")))
+preload(__name__, "tests.lab.faults.small")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Miniature experiments for tests: a corpus of dated words, small models, and each experiment performed only once."""
 
-import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ DAYS = {"train": "1987-02-01..1987-06-17", "valid": "1987-06-18..1987-06-29", "t
 JUNE, LAST = date(1987, 6, 1).toordinal(), date(1987, 6, 17).toordinal()
 Reproduce = Callable[..., tuple[Run, dict[str, Any]]]
 Refusal = Callable[..., str]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_garbage() -> Iterator[None]:
-    """Exempt the objects of the test suite from the collection after every trial, which would take 0.3 s each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
