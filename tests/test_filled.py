@@ -135,6 +135,7 @@ def test_transformers_says_what_it_has_loaded(names: list[str], counts: list[int
     attach(head)
     assert head.counts.tolist() == counts
     assert head.since_start.tolist() == (counts if "counts" in names and "since_start" not in names else [0] * 6)
+    assert (head.calibration is None) == (counts != [9] * 6)  # rows with counts of their own were trained here
     assert not head.running.mean.any()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import InnerProduct, OnePassAdam, OnePassRMSprop
+from hebbian_softmax import GrowingLimitRate, InnerProduct, OnePassAdam, OnePassRMSprop
 from hebbian_softmax.optim import OnePass
 from tests.closeness import assert_states_as_close
 from tests.heads import early_head
@@ -105,6 +105,15 @@ def test_writes_that_begin_later_and_fade(name: str, as_tensor: bool, device: st
     for optimizer in ways.optimizers:
         assert float(optimizer.param_groups[0]["highest_lr"]) == pytest.approx(0.02)
     assert int(ways.found["head"].since_start.sum()) == 3 * 8
+
+
+def test_a_limit_that_grows(device: str) -> None:
+    ways = ThreeWays("adam", device, rate=GrowingLimitRate(0.3, 1), limit=1)
+    for net, _ in ways:
+        net["head"].running.seen.fill_(4 * CLASSES * 3)  # so T is 3
+    ways.train(range(4))
+    ways.check()
+    assert int(ways.found["head"].counts.max()) > 3
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class HebbianSoftmax(nn.Linear):
         """Return a head that has the parameters of a trained ``nn.Linear``, not copies of them.
 
         Its classes count as familiar (``counts = limit``), so the rule leaves their rows alone and memorises only
-        classes added later. ``counts`` (one number, or one for each class) overrides that.
+        classes added later. ``counts`` (one number, or one for each class) overrides that. Features have settled.
 
         >>> head = HebbianSoftmax.from_linear(nn.Linear(8, 10))
         """
@@ -447,12 +447,12 @@ class HebbianSoftmax(nn.Linear):
 
     def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
-        more = (self.running.seen // self.num_classes,) if self.limit_grows() else ()
+        more = (self.running.seen // max(self.num_classes, 1),) if self.limit_grows() else ()
         return checks.check_rate_values(self.rate(counts, n, *more), counts)
 
     def limit_grows(self) -> bool:
         """Return whether T grows with the mean count of a class; that of a trained head, and a given one, does not."""
-        return type(self.rate) is GrowingLimitRate and self.calibration is None
+        return isinstance(self.rate, GrowingLimitRate) and self.calibration is None
 
     def extra_repr(self) -> str:
         return state.described(self)

@@ -31,7 +31,7 @@ LARGEST_COUNT = 2**63 - 1
 """Counts that reach this stay there: one that went on would be negative, and its class new."""
 
 GAMMA, LIMIT = 0.2, 100
-"""The usual γ and T, with which the rule was ahead of plain softmax on words and images (docs/study.md)."""
+"""The usual γ and T; docs/study.md says where they come from."""
 
 SHARE_OF_MEAN = 4
 """A class counts as rare while it was seen less often than the mean class, divided by this."""
@@ -91,7 +91,7 @@ class GrowingLimitRate:
 
     def __post_init__(self) -> None:
         check_number("gamma", self.gamma, 0, 1)
-        check_integer("limit", self.limit, 0)
+        check_integer("limit", self.limit, 0, LARGEST_COUNT)
 
     def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0) -> Tensor:
         limit = torch.as_tensor(mean_count, device=counts.device) // SHARE_OF_MEAN
@@ -183,7 +183,8 @@ def settings_of(
     gamma = check_number("gamma", gamma, 0, 1)
     literal = checks.check_write(write) == "literal"
     usual = GrowingLimitRate if limit is None and not literal else PaperRate
-    limit = check_integer("limit", LIMIT if limit is None else limit, 0, LARGEST_COUNT)
+    own = getattr(rate, "limit", None)  # a given rate may have a T, too
+    limit = check_integer("limit", limit if limit is not None else LIMIT if own is None else own, 0, LARGEST_COUNT)
     return Settings(
         gamma,
         limit,

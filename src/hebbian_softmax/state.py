@@ -13,7 +13,7 @@ from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.calibration import Calibration
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import Euclidean
-from hebbian_softmax.rule import LARGEST_COUNT, PaperRate
+from hebbian_softmax.rule import LARGEST_COUNT, GrowingLimitRate, PaperRate
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -91,6 +91,8 @@ def adopt_linear(head: HebbianSoftmax, linear: nn.Linear, counts: Tensor | int |
     head.to_empty(device=linear.weight.device)
     head.weight, head.bias = linear.weight, linear.bias
     head.reset_memory(new_counts)
+    if head.settling is not None:
+        head.settling.reset(begun=True)
 
 
 def linear_of(head: HebbianSoftmax) -> nn.Linear:
@@ -108,11 +110,25 @@ def reset(head: HebbianSoftmax, counts: Tensor | int) -> None:
     head.since_start.zero_()
     head.nonfinite_count.zero_()
     head.running.reset()
+    head.running.seen.copy_(sum_of(head.counts))
     if head.settling is not None:
         head.settling.reset(begun=bool(head.counts.any()))
     trained = head.num_classes > 0 and not head.counts.is_meta and bool((head.counts >= head.limit).all())
     head.calibration = _new_calibration(head) if trained else None
+    if trained:
+        keep_limit(head)
     head.filled.copy_(signature(head.filled.device))
+
+
+def sum_of(counts: Tensor) -> Tensor:
+    """Return the sum of counts, or about a half of the largest int64 where that is less."""
+    return counts.double().sum().clamp_max(2.0**62).long()
+
+
+def keep_limit(head: HebbianSoftmax) -> None:
+    """Let T stay where it is: counts of familiar rows are no counts, so no mean of them says which class is rare."""
+    if type(head.rate) is GrowingLimitRate:
+        head.rate = PaperRate(head.gamma, head.limit)
 
 
 def _new_calibration(head: HebbianSoftmax) -> Calibration | None:
@@ -153,6 +169,10 @@ def _fill(head: HebbianSoftmax, loaded: set[str]) -> None:
                 buffer.copy_(kept[name])
         if "counts" in kept and "since_start" not in kept:  # version 0.1 wrote from the first step on
             head.since_start.copy_(head.counts)
+        if "counts" in kept and "running.seen" not in kept:
+            head.running.seen.copy_(sum_of(head.counts))
+    if "counts" in kept and not any(name.startswith(_CALIBRATION) for name in kept):
+        head.calibration = None  # its rows were trained here
     if trained and "counts" not in kept:
         tell_familiar(head, "head.reset_memory(counts)")
 
@@ -218,8 +238,9 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
         state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
-        for name in ("along", "along_batches", "seen"):  # nor did it write across the mean, or let T grow
+        for name in ("along", "along_batches"):  # nor did it write across the mean
             state.setdefault(f"{prefix}running.{name}", torch.zeros_like(getattr(head.running, name), device="cpu"))
+        state.setdefault(prefix + "running.seen", sum_of(state[prefix + "counts"]))
         _adopt_settling(head, state, prefix)
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
@@ -236,6 +257,7 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             device = state[prefix + "weight"].device if ours[key].is_meta else ours[key].device
             state[key] = torch.zeros_like(ours[key], device=device)
         state[prefix + "counts"].fill_(head.limit)
+        keep_limit(head)
         if head.calibration is not None:
             state[prefix + _CALIBRATION + "familiar"].fill_(True)
         _adopt_settling(head, state, prefix)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate
+from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate, PaperRate
 from tests.distributed.pool import Pool
 from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
@@ -57,8 +57,6 @@ def test_equals_one_process(
         ("ddp", {"objective": "smax"}),
         ("ddp", {"rate": InclusiveRate(0.2, 9)}),
         ("ddp", {"rate": ConstantRate(0.3)}),
-        ("ddp", {"rate": GrowingLimitRate(0.3, 1), "write": "across", "fade": True}),
-        ("head", {"rate": GrowingLimitRate(0.3, 1), "write": "across", "fade": True}),
         ("ddp", {"limit": 0}),
         ("head", {"objective": "ip"}),
         ("head", {"rate": InclusiveRate(0.2, 9)}),
@@ -67,6 +65,17 @@ def test_equals_one_process(
 )
 def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> None:
     check(pool, how, Setup(head=head), [3, 5, 4])
+
+
+@pytest.mark.parametrize("how", ["ddp", "head"])
+def test_a_limit_that_grows(pool: Pool, how: str) -> None:
+    rows = []
+    for rate in (GrowingLimitRate(0.3, 0), PaperRate(0.3, 1)):
+        setup = Setup(head={"rate": rate, "limit": 1, "write": "across"}, optimizer="slow")
+        alone = check(pool, how, setup, [3, 5, 4], steps=10)
+        assert alone["head.running.seen"] > 8 * setup.classes  # so T has reached 2 and more
+        rows.append(alone["head.weight"])
+    assert not torch.equal(*rows)
 
 
 @pytest.mark.parametrize(("how", "dtype"), [("ddp", torch.float64), ("root", torch.float64)])

@@ -41,9 +41,10 @@ def launch_everything() -> None:
             "rate": lambda c, n: torch.full_like(c, 0.5, dtype=torch.float64),
         },
         {"objective": Euclidean(1.0), "write": "literal", "dtype": torch.float16},
+        {"limit": None},  # with a T that grows
     ]
     for options in heads:
-        head = HebbianSoftmax(200, 50, gamma=0.1, limit=9, **options)
+        head = HebbianSoftmax(200, 50, **({"gamma": 0.1, "limit": 9} | options))
         head.memorize(h.to(head.weight.dtype), y)
         head.memorize(h[:1].to(head.weight.dtype), y[:1])
         for kind, lr in ((SmallRMSprop, 0.1), (SmallAdam, torch.tensor(0.1))):

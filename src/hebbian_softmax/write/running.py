@@ -106,6 +106,14 @@ class RunningStatistics(nn.Module):
         self.batches[which] += 1
         return self.batches[which].clamp_max(HORIZON).to(self.norms.dtype).reciprocal()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Complete a pickle of a version that had fewer buffers."""
+        super().__setstate__(state)
+        mean = self.mean
+        for name, buffer in type(self)(mean.shape[0], device=mean.device, dtype=mean.dtype).named_buffers():
+            if name not in self._buffers:
+                self.register_buffer(name, buffer)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningStatistics:
         before = {name: getattr(self, name) for name in ("mean", "norms", "along")}
         super()._apply(fn, recurse)
@@ -121,3 +129,4 @@ class RunningStatistics(nn.Module):
         for name in ("mean", "norms", "along"):  # with assign=True a state of another dtype is taken as it is
             value = getattr(self, name)
             setattr(self, name, value.to(torch.promote_types(value.dtype, torch.float32)))
+        self.seen = self.seen.long()

@@ -9,13 +9,14 @@ from typing import Any
 from torch import nn
 
 from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.checks import WRITES
 from hebbian_softmax.lab.base.settings import Former, boolean, choice, integer, number, setting, whole_or_auto
+from hebbian_softmax.rule import GAMMA, LIMIT
 
-DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = 0.2, 100, "across", "auto", True
+DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = GAMMA, LIMIT, "across", "auto", True
 """The library's default rule."""
 RULE_BEFORE: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
 """The rule of runs that do not name these settings."""
-WRITES = ("literal", "centred", "across")
 LITERAL_RULE: dict[str, Any] = {"write": "literal", "start": 0, "fade": False}
 """The paper's rule."""
 

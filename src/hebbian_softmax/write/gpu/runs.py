@@ -248,10 +248,11 @@ def find_runs_kernel(
                 stride = tl.load(moment.stride)
                 sampled = (key % stride == 0) & (key // stride < moment.sampled)
                 tl.store(measured_out + position, sampled.to(tl.int32))
+        last = tl.cast(limit, tl.int64)
         if GROWS:
-            limit = tl.maximum(limit, tl.load(seen_in_all) // classes // _SHARE_OF_MEAN)
+            last = tl.maximum(last, tl.load(seen_in_all) // classes // _SHARE_OF_MEAN)
         if RATE != GIVEN:
-            rate *= _rate(before, many, gamma, limit, RATE, LIMITED)
+            rate *= _rate(before, many, gamma, last, RATE, LIMITED)
         tl.store(rate_out + position, rate)
         if MATCH or ACROSS:
             if before > 0:
