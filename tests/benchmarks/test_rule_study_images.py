@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.rule_study import paired
 from benchmarks.rule_study.images import Trial, librarys_head, train
 from benchmarks.rule_study.write import Rule, Variant
 
@@ -114,3 +115,26 @@ def test_a_first_write_takes_its_part_along_the_mean_from_the_rows_seen() -> Non
 def test_time_can_run_out() -> None:
     with pytest.raises(TimeoutError, match="when the time was over"):
         train(Trial.of({"task": "longtail", "steps": STEPS}), time.time() - 1)
+
+
+def test_a_table_has_the_seeds_that_both_heads_have() -> None:
+    def run(seed: int, reached: list[int], **options: Any) -> dict[str, Any]:
+        given = {"task": "glyphs", "seed": seed} | options
+        found = {"test": {"classes": reached[-1]}, "curve": {"classes": reached}, "steps": 25 * len(reached)}
+        return {"given": given, "began": 7, **found}
+
+    results = [
+        run(0, [30, 35, 40]),
+        run(0, [30, 30, 50], library={}),
+        run(1, [30, 35, 40]),
+        run(1, [30, 35, 45], library={}),
+        run(2, [30, 35, 40]),
+        run(3, [30, 40, 60], write="centred"),
+        run(0, [99, 99, 99]),  # of a later file
+    ]
+    heads = paired.heads_by_seed(results)["glyphs, 75 steps"]
+    lines = list(paired.table("glyphs", heads["plain"], heads["{}"]))
+    assert lines[2] == "| classes | 40.0 | 47.5 | +7.50 ± 31.77 | +10, +5 |"
+    assert "Least mean difference at a check: -2.50 at [50]; of a single seed -5." in lines
+    assert "The mean is behind at [50]." in lines
+    assert "Seeds [0, 1]; writing began with batch [7, 7]." in lines
