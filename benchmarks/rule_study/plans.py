@@ -167,6 +167,15 @@ def images(seeds: dict[str, range], *heads: Given, **common: Any) -> list[Given]
     ]
 
 
+AFTERWARDS: tuple[Given, ...] = (
+    {},
+    {"gamma": 0.1},
+    {"limit": 30},
+    {"gamma": 0.1, "limit": 50},
+    {"start": 0},
+    {"write": "centred", "gamma": 0.1, "limit": 50},
+)
+"""Options of the library's head that may say why a bar was missed."""
 ALL_WRITES, TWO_WRITES = ("literal", "centred", "across"), ("centred", "across")
 RATES = ((0.05, 100), (0.2, 100), (0.05, 20), (0.05, 300))
 PLANS: dict[str, Callable[[], list[Given]]] = {
@@ -196,6 +205,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
+    "images-after": lambda: images({"longtail": range(100, 106)}, {}, *({"library": each} for each in AFTERWARDS)),
     "novels-five": lambda: [
         *plain(NOVELS | {"epochs": 5.0}, 100, output_dropout=(0.05, 0.15)),
         *limits(NOVELS | {"epochs": 5.0, "output_dropout": 0.05}, range(100, 101), (0.0, 0.25, 0.5)),
