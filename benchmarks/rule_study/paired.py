@@ -1,4 +1,4 @@
-"""Show image runs of the library's head beside plain softmax with the same seeds.
+"""Show image runs of the rule beside plain softmax with the same seeds.
 
     python -m benchmarks.rule_study.paired default.jsonl [EARLIER.jsonl ...]
 
@@ -13,11 +13,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rule_study.final import half_width
 from benchmarks.rule_study.images import Trial
+from benchmarks.rule_study.write import Variant
 from hebbian_softmax.lab.images.curriculum import CHECK_EVERY
 
 Result = dict[str, Any]
@@ -26,18 +28,20 @@ STEPS = (250, 500, 750, 1000, 1500, 2000)
 
 
 def heads_by_seed(results: list[Result]) -> dict[str, dict[str, dict[int, Result]]]:
-    """Return the results by task, head and seed; the head is ``plain``, or the options of the library's as JSON."""
+    """Return the results by task, head and seed; the head is ``plain``, or its options as JSON."""
     found: dict[str, dict[str, dict[int, Result]]] = {}
     for each in results:
         trial = Trial.of(each["given"])
-        own = trial.variant.library
-        if "error" in each or (own is None and trial.variant != Trial.of({"task": trial.task}).variant):
+        if "error" in each:
             continue
         name = trial.task + (f", {trial.epochs:g} epochs" if trial.task == "digits" else f", {each['steps']:,} steps")
         name += (
             f", learning rate {trial.learning_rate:g}" * (trial.learning_rate > 0) + ", validation" * trial.validation
         )
-        head = "plain" if own is None else json.dumps(own)
+        library, usual = trial.variant.library, asdict(Variant())
+        own = {key: value for key, value in asdict(trial.variant).items() if value != usual[key]}
+        head = json.dumps(own if library is None else library) if own else "plain"
+        head = "the study's " * (bool(own) and library is None) + head
         found.setdefault(name, {}).setdefault(head, {}).setdefault(trial.seed, each)
     return found
 
@@ -69,10 +73,8 @@ def table(task: str, plain: dict[int, Result], rule: dict[int, Result]) -> Itera
         yield f"| … every seed | {_joined(before, digits)} | {_joined(after, digits)} | | |"
     if task == "glyphs":
         curves = [[side[seed]["curve"]["classes"] for seed in seeds] for side in (plain, rule)]
-        ahead = [
-            statistics.mean(b) - statistics.mean(a)
-            for a, b in zip(*(zip(*c, strict=True) for c in curves), strict=True)
-        ]
+        totals = [[sum(at) for at in zip(*curve, strict=True)] for curve in curves]
+        ahead = [(b - a) / len(seeds) for a, b in zip(*totals, strict=True)]
         single = [b - a for one, other in zip(*curves, strict=True) for a, b in zip(one, other, strict=True)]
         least = min(ahead)
         steps = [CHECK_EVERY * (i + 1) for i, value in enumerate(ahead) if value == least]

@@ -205,7 +205,15 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
-    "images-after": lambda: images({"longtail": range(100, 106)}, {}, *({"library": each} for each in AFTERWARDS)),
+    "images-after": lambda: [
+        *images(
+            {"long digits": range(1000, 1010)},
+            *({}, DEFAULT, {"library": {}}, {"library": {"limit": 100}}, {"library": {"gamma": 0.1}}),
+            *({"library": {"gamma": 0.1, "limit": 50}}, {"library": {"write": "centred", "gamma": 0.1, "limit": 50}}),
+            validation=True,
+        ),
+        *images({"longtail": range(100, 106)}, {}, *({"library": each} for each in AFTERWARDS)),
+    ],
     "novels-five": lambda: [
         *plain(NOVELS | {"epochs": 5.0}, 100, output_dropout=(0.05, 0.15)),
         *limits(NOVELS | {"epochs": 5.0, "output_dropout": 0.05}, range(100, 101), (0.0, 0.25, 0.5)),
