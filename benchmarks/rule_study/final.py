@@ -151,7 +151,7 @@ def table(task: Task, runs: Runs) -> str:
         changes = [100 * (rule / plain - 1) for plain, rule in values]
         mean, each = statistics.mean(changes), " ".join(f"{change:+.2f}" for change in changes)
         plain, rule = (statistics.mean(column) for column in zip(*values, strict=True))
-        lines.append(f"{bucket:>8s}  {plain:10.5g} {rule:10.5g}  {mean:+6.2f} ± {_half_width(changes):.2f} %  {each}")
+        lines.append(f"{bucket:>8s}  {plain:10.5g} {rule:10.5g}  {mean:+6.2f} ± {half_width(changes):.2f} %  {each}")
     began = sorted({pair["rule"]["began"] for pair in pairs})
     return "\n".join([*lines, f"writing began with batch {began[0]} to {began[-1]}"])
 
@@ -160,7 +160,7 @@ T_QUANTILES = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.
 """Of Student's distribution, 97.5 %, by degrees of freedom."""
 
 
-def _half_width(values: Sequence[float]) -> float:
+def half_width(values: Sequence[float]) -> float:
     """Return half of the 95 % interval of a mean; infinite for one value."""
     if len(values) < 2:
         return math.inf

@@ -1,7 +1,8 @@
 """Training one image model of the laboratory with one variant of the rule, and what it reached.
 
 The data, networks, optimizers and batches are the laboratory's own. Its learners are made with a plain head, and hooks
-add the variant: an additive term to the logits in training, a gate on the gradient, and the write after each step.
+add the variant: an additive term to the logits in training, a gate on the gradient, and the write after each step. The
+library's own head, where the variant names it, takes the plain one's place, with the same first weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.rule_study.train import began
 from benchmarks.rule_study.write import Rule, Variant
+from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.images import glyphs
 from hebbian_softmax.lab.images import learner as curriculum
@@ -28,8 +31,8 @@ from hebbian_softmax.lab.longtail.reproduce import Settings as TailSettings
 LEVELS = (50, 100, 150, 300)
 RARE_DIGITS = 3
 DIGIT_RATE = 0.004
-LIBRARY: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
-"""How the library's own head writes where it does."""
+FORMER: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
+"""What ``"library": true`` stands for in older files, beside the γ and T that are given with it."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,18 @@ class Trial:
     """Of the other tasks; 0 stands for the task's own."""
     validation: bool = False
     """Whether digits are evaluated on the validation images, to choose with."""
-    library: bool = False
-    """Whether the library's own head writes, with the variant's γ and T, for comparison with ``centred``."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Trial:
         """Return the trial that a JSON object describes; the names of both classes may be mixed in it."""
         own = {key: value for key, value in options.items() if key in cls.__dataclass_fields__}
         rule = {key: value for key, value in options.items() if key not in own}
+        if rule.get("library") is True:
+            usual = Variant()
+            given = {"gamma": rule.get("gamma", usual.gamma), "limit": int(rule.get("limit", usual.limit))}
+            rule["library"] = FORMER | given
+        elif rule.get("library") is False:
+            rule["library"] = None
         return cls(**own, variant=Variant(**rule))
 
 
@@ -108,6 +115,15 @@ class Pupil(curriculum.Learner):
         return inputs, labels
 
 
+def librarys_head(plain: nn.Linear, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> HebbianSoftmax:
+    """Return the library's head, attached to the optimizer, with the parameter of a plain one, whose place it takes."""
+    with torch.random.fork_rng(devices=[]):  # the head's own first weights are not used
+        head = HebbianSoftmax(plain.in_features, plain.out_features, **options)
+    head.weight = plain.weight
+    head.attach(optimizer)
+    return head
+
+
 @dataclass
 class Course:
     """A training that is ready to begin."""
@@ -118,6 +134,8 @@ class Course:
     outcome: Callable[[], dict[str, Any]]
     optimizer: torch.optim.Optimizer
     writing: Writing | None
+    """What the study's own variant needs; None where the library's head writes."""
+    head: nn.Linear
     learning_rate: Callable[[int], float]
 
 
@@ -146,21 +164,24 @@ def train(trial: Trial, deadline: float) -> dict[str, Any]:
         "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
         **course.outcome(),
         "first_written_step": wrote,
+        "began": began(course.head) if isinstance(course.head, HebbianSoftmax) else None,
         "signals": signals,
         "steps": course.total,
         "seconds": time.perf_counter() - begun,
         "versions": environment.versions(),
+        "hardware": environment.hardware(),
     }
 
 
 def _glyphs(trial: Trial) -> Course:
     own = CurriculumSettings()
     rate, steps = trial.learning_rate or own.learning_rate, trial.steps or own.steps
-    v = trial.variant
-    method = curriculum.Method(trial.library, rate, gamma=v.gamma, limit=int(v.limit), **LIBRARY)
-    pupil = Pupil(glyphs.SOURCE.load(own, True), method, trial.seed, filters=own.filters)
-    if not trial.library:
+    pupil = Pupil(glyphs.SOURCE.load(own, True), curriculum.Method(False, rate), trial.seed, filters=own.filters)
+    if trial.variant.library is None:
         pupil.writing = Writing(trial, pupil.network, pupil.head, pupil.optimizer, rate)
+    else:
+        pupil.head = librarys_head(pupil.head, pupil.optimizer, trial.variant.library)
+        pupil.counting = True
     history = History(pupil.start)
 
     def check(done: int) -> None:
@@ -173,7 +194,7 @@ def _glyphs(trial: Trial) -> Course:
         reached = {f"to {level}": history.steps_to(level) for level in LEVELS}
         return {"test": {"classes": history.reached, **reached}, "curve": history.state_dict()}
 
-    return Course(steps, pupil.step, check, outcome, pupil.optimizer, pupil.writing, lambda done: rate)
+    return Course(steps, pupil.step, check, outcome, pupil.optimizer, pupil.writing, pupil.head, lambda done: rate)
 
 
 def _tail(trial: Trial) -> Course:
@@ -186,12 +207,12 @@ def _tail(trial: Trial) -> Course:
     else:
         own = LongTailSettings()
         rate, total = trial.learning_rate or own.learning_rate, trial.steps or own.steps
-    v = trial.variant
-    method = longtail.Method(rate, hebbian=trial.library, gamma=v.gamma, limit=int(v.limit), **LIBRARY)
-    learner = longtail.Learner(task, method, trial.seed)
+    learner = longtail.Learner(task, longtail.Method(rate), trial.seed)
     writing = None
-    if not trial.library:
+    if trial.variant.library is None:
         writing = Writing(trial, learner.network, learner.head, learner.optimizer, rate)
+    else:
+        learner.head = librarys_head(learner.head, learner.optimizer, trial.variant.library)
     curve: list[list[float]] = []
 
     def step() -> None:
@@ -215,4 +236,4 @@ def _tail(trial: Trial) -> Course:
     def learning_rate(done: int) -> float:
         return rate * 0.5 * (1 + math.cos(math.pi * done / total)) if trial.task == "digits" else rate
 
-    return Course(total, step, check, outcome, learner.optimizer, writing, learning_rate)
+    return Course(total, step, check, outcome, learner.optimizer, writing, learner.head, learning_rate)

@@ -1,4 +1,4 @@
-"""The trials of the study on words, by name.
+"""The trials of the study on words, and the last ones on images, by name.
 
     python -m benchmarks.rule_study.plans wikitext-plain wikitext-controls > trials.json
 
@@ -147,6 +147,35 @@ def limits(common: Given, seeds: range, shares: tuple[float, ...]) -> list[Given
     return [named(common, DEFAULT, limit_of_mean=share, seed=seed) for seed in seeds for share in shares]
 
 
+IMAGE_TASKS: dict[str, tuple[Given, range]] = {
+    "digits": ({"task": "digits", "epochs": 30.0, "learning_rate": 0.008}, range(10)),
+    "digits at 0.016": ({"task": "digits", "epochs": 30.0, "learning_rate": 0.016}, range(10)),
+    "longtail": ({"task": "longtail"}, range(6)),
+    "glyphs": ({"task": "glyphs"}, range(6)),
+    "long digits": ({"task": "digits", "epochs": 150.0, "learning_rate": 0.002}, range(10)),
+}
+"""Each with its final seeds; the learning rates were chosen for plain softmax on other seeds."""
+
+
+def images(seeds: dict[str, range], *heads: Given, **common: Any) -> list[Given]:
+    """Return each of these heads on image tasks, seed by seed."""
+    return [
+        named(IMAGE_TASKS[task][0] | common, head) | {"seed": seed}
+        for task in seeds
+        for seed in seeds[task]
+        for head in heads
+    ]
+
+
+AFTERWARDS: tuple[Given, ...] = (
+    {},
+    {"gamma": 0.1},
+    {"limit": 30},
+    {"gamma": 0.1, "limit": 50},
+    {"start": 0},
+    {"write": "centred", "gamma": 0.1, "limit": 50},
+)
+"""Options of the library's head that may say why a bar was missed."""
 ALL_WRITES, TWO_WRITES = ("literal", "centred", "across"), ("centred", "across")
 RATES = ((0.05, 100), (0.2, 100), (0.05, 20), (0.05, 300))
 PLANS: dict[str, Callable[[], list[Given]]] = {
@@ -175,6 +204,16 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "reuters-paired": lambda: paired(REUTERS | {"output_dropout": 0.4}, range(101, 104)),
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
+    "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
+    "images-after": lambda: [
+        *images(
+            {"long digits": range(1000, 1010)},
+            *({}, DEFAULT, {"library": {}}, {"library": {"limit": 100}}, {"library": {"gamma": 0.1}}),
+            *({"library": {"gamma": 0.1, "limit": 50}}, {"library": {"write": "centred", "gamma": 0.1, "limit": 50}}),
+            validation=True,
+        ),
+        *images({"longtail": range(100, 106)}, {}, *({"library": each} for each in AFTERWARDS)),
+    ],
     "novels-five": lambda: [
         *plain(NOVELS | {"epochs": 5.0}, 100, output_dropout=(0.05, 0.15)),
         *limits(NOVELS | {"epochs": 5.0, "output_dropout": 0.05}, range(100, 101), (0.0, 0.25, 0.5)),

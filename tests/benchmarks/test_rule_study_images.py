@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.rule_study.images import Trial, train
+from benchmarks.rule_study import paired
+from benchmarks.rule_study.images import Trial, librarys_head, train
 from benchmarks.rule_study.write import Rule, Variant
 
+from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.longtail.learner import BATCH, Learner, Method, ShuffledBatches
 from hebbian_softmax.lab.longtail.tasks import longtail
 
@@ -35,6 +37,50 @@ def test_writing_begins_after_the_first_steps() -> None:
     never = train(Trial.of({"task": "longtail", "steps": STEPS, "write": "centred", "settled": 2.0}), time.time() + 60)
     assert never["first_written_step"] == 0
     assert never["test"]["all"] == accuracy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task",
+    [{"task": "longtail", "steps": 30}, {"task": "glyphs", "steps": 25}, {"task": "digits", "epochs": 5.0}],
+    ids=["longtail", "glyphs", "digits"],
+)
+def test_the_librarys_head_is_plain_softmax_until_it_writes(task: dict[str, Any]) -> None:
+    heads: tuple[dict[str, Any], ...] = ({}, {"library": {}}, {"library": {"start": 5}})
+    plain, waits, writes = (train(Trial.of(task | head), time.time() + 120) for head in heads)
+    assert waits["trial"]["library"] == {}
+    assert (plain["began"], waits["began"], writes["began"]) == (None, -1, None)  # it waits for at least 100 batches
+    for part in ("test", "curve"):
+        assert waits[part] == plain[part]
+    assert writes["curve"] != plain["curve"]
+
+
+@pytest.mark.slow
+def test_the_librarys_head_writes_as_the_study_does() -> None:
+    """With γ = 1 both rates are 1, whether or not they count the batch itself."""
+    rule = {"write": "across", "gamma": 1.0, "limit": 10**9}
+    study = accuracy(steps=60, **rule, start_step=20, base="rare")
+    library = accuracy(steps=60, library=rule | {"start": 20, "fade": False})
+    assert library == pytest.approx(study, abs=0.5)
+    assert library != pytest.approx(accuracy(steps=60), abs=1.0)
+
+
+def test_the_librarys_head_has_its_defaults_and_the_plain_heads_parameter() -> None:
+    plain = torch.nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.Adam(plain.parameters())
+    state = torch.get_rng_state()
+    head = librarys_head(plain, optimizer, {})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert head.weight is plain.weight
+    assert repr(head) == repr(HebbianSoftmax(4, 3))
+    assert head.limit_grows()
+
+
+def test_older_files_name_the_librarys_head_by_a_flag() -> None:
+    older = Trial.of({"task": "digits", "library": True, "gamma": 0.1, "limit": 50.0})
+    rule = {"write": "centred", "start": 0, "fade": False, "gamma": 0.1, "limit": 50}
+    assert older.variant.library == rule
+    assert Trial.of({"task": "digits", "library": False}) == Trial.of({"task": "digits"})
 
 
 def test_the_gate_scales_only_what_pushes_rows_away() -> None:
@@ -67,3 +113,26 @@ def test_a_first_write_takes_its_part_along_the_mean_from_the_rows_seen() -> Non
 def test_time_can_run_out() -> None:
     with pytest.raises(TimeoutError, match="when the time was over"):
         train(Trial.of({"task": "longtail", "steps": STEPS}), time.time() - 1)
+
+
+def test_a_table_has_the_seeds_that_both_heads_have() -> None:
+    def run(seed: int, reached: list[int], **options: Any) -> dict[str, Any]:
+        given = {"task": "glyphs", "seed": seed} | options
+        found = {"test": {"classes": reached[-1]}, "curve": {"classes": reached}, "steps": 25 * len(reached)}
+        return {"given": given, "began": 7, **found}
+
+    results = [
+        run(0, [30, 35, 40]),
+        run(0, [30, 30, 50], library={}),
+        run(1, [30, 35, 40]),
+        run(1, [30, 35, 45], library={}),
+        run(2, [30, 35, 40]),
+        run(3, [30, 40, 60], write="centred"),
+        run(0, [99, 99, 99]),  # of a later file
+    ]
+    heads = paired.heads_by_seed(results)["glyphs, 75 steps"]
+    lines = list(paired.table("glyphs", heads["plain"], heads["{}"]))
+    assert lines[2] == "| classes | 40.0 | 47.5 | +7.50 ± 31.77 | +10, +5 |"
+    assert "Least mean difference at a check: -2.50 at [50]; of a single seed -5." in lines
+    assert "The mean is behind at [50]." in lines
+    assert "Seeds [0, 1]; writing began with batch [7, 7]." in lines
