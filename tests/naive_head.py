@@ -197,7 +197,7 @@ class NaiveHead:
             parameters,
             dict.fromkeys(parameters),
             Oracle(head.num_classes, head.gamma, head.limit),
-            Running(torch.zeros(head.in_features, dtype=torch.float64)),
+            Running(torch.zeros(head.in_features, dtype=torch.float64), batches=int(head.running.batches_seen())),
             head.scale,
             head.write,
             head.start,
@@ -354,7 +354,7 @@ class NaiveHead:
             running.see_rows([theta[i] for i in familiar])
         gamma, last = self.oracle.gamma, self.oracle.limit
         if self.grows:
-            last = max(last, running.seen // self.classes // 4)
+            last = max(last, min(running.seen // self.classes // 4, running.batches // 20))
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
         self.oracle.rate = lambda count, n: paper_rate(count, gamma, last) if self.memorizing else 0.0

@@ -63,6 +63,8 @@ class SideBySide:
         if grows:
             self.options["rate"] = GrowingLimitRate(0.3, options["limit"])
         self.head = early_head(FEATURES, classes, dtype=dtype, **self.options)
+        if grows:  # as after many batches
+            self.head.running.batches[1] = 1000
         if self.head.settling is not None:  # as if most of the batches had come that writing waits for
             self.head.settling.batches.fill_(98)
             self.head.settling.fit.fill_(0.5)

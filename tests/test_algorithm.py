@@ -110,9 +110,10 @@ def test_rates(counts, n, gamma, limit) -> None:
     assert InclusiveRate(gamma, limit)(before, many).tolist() == [paper_rate(c + n, gamma, limit) for c in counts]
     growing = GrowingLimitRate(gamma, limit)
     assert growing(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
-    for mean in (3, 40, 130):
-        expected = [paper_rate(c, gamma, max(limit, mean // 4)) for c in counts]
-        assert growing(before, many, mean).tolist() == growing(before, many, torch.tensor(mean)).tolist() == expected
+    for mean, batches in ((3, 900), (40, 900), (130, 900), (130, 330)):
+        expected = [paper_rate(c, gamma, max(limit, min(mean // 4, batches // 20))) for c in counts]
+        assert growing(before, many, mean, batches).tolist() == expected
+        assert growing(before, many, torch.tensor(mean), torch.tensor(batches)).tolist() == expected
     assert ConstantRate(gamma)(before, many).tolist() == [gamma] * len(counts)
     assert ConstantRate(gamma, limit)(before, many).tolist() == [gamma if c < limit else 0 for c in counts]
     assert InverseCountRate()(before, many).tolist() == [1 / max(c, 1) for c in counts]

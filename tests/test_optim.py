@@ -111,6 +111,7 @@ def test_a_limit_that_grows(device: str) -> None:
     ways = ThreeWays("adam", device, rate=GrowingLimitRate(0.3, 1), limit=1)
     for net, _ in ways:
         net["head"].running.seen.fill_(4 * CLASSES * 3)  # so T is 3
+        net["head"].running.batches[1] = 20 * 3
     ways.train(range(4))
     ways.check()
     assert int(ways.found["head"].counts.max()) > 3

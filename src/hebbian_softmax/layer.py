@@ -50,9 +50,8 @@ class HebbianSoftmax(nn.Linear):
         in_features: size of the activations h.
         num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
-        limit: T, the number of occurrences after which a class is left to gradient descent. By default 100; and except
-            in literal writes, classes that are four times as rare as the mean class stay below it in long trainings
-            (:class:`~hebbian_softmax.rule.GrowingLimitRate`).
+        limit: T, the number of occurrences after which a class is left to gradient descent. By default 100, and except
+            in literal writes more in long trainings (:class:`~hebbian_softmax.rule.GrowingLimitRate`).
         rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
         dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
@@ -447,7 +446,8 @@ class HebbianSoftmax(nn.Linear):
 
     def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
-        more = (self.running.seen // max(self.num_classes, 1),) if self.limit_grows() else ()
+        mean, batches = self.running.seen // max(self.num_classes, 1), self.running.batches_seen()
+        more = (mean, batches) if self.limit_grows() else ()
         return checks.check_rate_values(self.rate(counts, n, *more), counts)
 
     def limit_grows(self) -> bool:

@@ -33,8 +33,9 @@ LARGEST_COUNT = 2**63 - 1
 GAMMA, LIMIT = 0.2, 100
 """The usual γ and T; docs/study.md says where they come from."""
 
-SHARE_OF_MEAN = 4
-"""A class counts as rare while it was seen less often than the mean class, divided by this."""
+RARE_AMONG, RARE_IN_TIME = 4, 20
+"""A class counts as rare while it was seen less often than the mean class divided by the first, and than the batches
+divided by the second."""
 
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
@@ -73,16 +74,18 @@ class PaperRate:
 
 @dataclass(frozen=True)
 class GrowingLimitRate:
-    """Equation 4 with a T that grows in long trainings: λ = max(1/c, γ) · 1{c < max(T, c̄/4)}, c̄ the mean count.
+    """Equation 4 with a T that grows in long trainings: λ = max(1/c, γ) · 1{c < max(T, min(c̄/4, B/20))}.
 
-    A class is left to gradient descent once it has been seen T times and at least a quarter as often as the mean class.
-    So T stands for a number of occurrences in short trainings and for a frequency in long ones, in which sooner or
-    later every class has been seen often. The mean is over all classes, and is rounded down; the head knows it.
+    c̄ is the mean count of all classes and B the number of batches so far, which the head knows. A class that has been
+    seen T times is left to gradient descent, unless it is rare among the classes (it was seen less than a quarter as
+    often as the mean class) and rare in time (in less than one batch of twenty). So T stands for a number of
+    occurrences in short trainings and for a frequency in long ones, in which every class passes any number. Both
+    quotients are rounded down.
 
     >>> rate, ones = GrowingLimitRate(gamma=0.25, limit=10), torch.ones(4, dtype=torch.int64)
     >>> rate(torch.tensor([0, 2, 10, 25]), ones)
     tensor([1.0000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
-    >>> rate(torch.tensor([0, 2, 10, 25]), ones, mean_count=100)
+    >>> rate(torch.tensor([0, 2, 10, 25]), ones, mean_count=100, batches=1000)
     tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
     """
 
@@ -93,8 +96,9 @@ class GrowingLimitRate:
         check_number("gamma", self.gamma, 0, 1)
         check_integer("limit", self.limit, 0, LARGEST_COUNT)
 
-    def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0) -> Tensor:
-        limit = torch.as_tensor(mean_count, device=counts.device) // SHARE_OF_MEAN
+    def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0, batches: Tensor | int = 0) -> Tensor:
+        among, in_time = (torch.as_tensor(each, device=counts.device) for each in (mean_count, batches))
+        limit = torch.minimum(among // RARE_AMONG, in_time // RARE_IN_TIME)
         return _annealed(counts, self.gamma, limit.clamp_min(self.limit))
 
 

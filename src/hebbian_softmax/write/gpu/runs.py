@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hebbian_softmax.rule import (
     LARGEST_COUNT,
-    SHARE_OF_MEAN,
+    RARE_AMONG,
+    RARE_IN_TIME,
     ConstantRate,
     GrowingLimitRate,
     InclusiveRate,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
-_LARGEST_COUNT, _SHARE_OF_MEAN = tl.constexpr(LARGEST_COUNT), tl.constexpr(SHARE_OF_MEAN)
+_LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
+_RARE_AMONG, _RARE_IN_TIME = tl.constexpr(RARE_AMONG), tl.constexpr(RARE_IN_TIME)
 _WINDOW = tl.constexpr(128)
 """Sorted keys that are looked at together for the end of a run."""
 _ROW_PARTS = 512
@@ -250,7 +252,8 @@ def find_runs_kernel(
                 tl.store(measured_out + position, sampled.to(tl.int32))
         last = tl.cast(limit, tl.int64)
         if GROWS:
-            last = tl.maximum(last, tl.load(seen_in_all) // classes // _SHARE_OF_MEAN)
+            among = tl.load(seen_in_all) // classes // _RARE_AMONG
+            last = tl.maximum(last, tl.minimum(among, tl.load(batches + 1) // _RARE_IN_TIME))
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, last, RATE, LIMITED)
         tl.store(rate_out + position, rate)
