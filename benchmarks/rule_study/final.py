@@ -57,8 +57,8 @@ TASKS = {
         range(3),
     ),
     "strong": Task(
-        STRONG,
-        {"learning_rate": (0.0025,), "input_dropout": (0.6,), "output_dropout": (0.5,), "recurrent_dropout": (0.5,)},
+        STRONG | {"input_dropout": 0.6},
+        {"output_dropout": (0.4, 0.5, 0.6), "recurrent_dropout": (0.4, 0.5, 0.6)},
         range(3),
     ),
     "transformer": Task(TRANSFORMER, {"learning_rate": (5e-4, 1e-3), "residual_dropout": (0.2, 0.3, 0.4)}, range(3)),
@@ -135,12 +135,9 @@ def _beyond(name: str, values: list[float], best: float) -> float | None:
 
 def table(task: Task, runs: Runs) -> str:
     """Return the differences of the final seeds on the test text, in per cent, with 95 % intervals."""
-    found: dict[int, dict[str, Result]] = {}
-    for each in runs.known.values():
-        seed, own = each["given"]["seed"], each["given"].get("library") is not None
-        if seed in task.seeds and all(each["given"].get(key) == value for key, value in task.common.items()):
-            found.setdefault(seed, {})["rule" if own else "plain"] = each
-    pairs = [pair for _, pair in sorted(found.items()) if pair.keys() == HEADS.keys()]
+    *_, finals = wanted(task, runs)  # those of the points that are best now
+    found = [{head: runs.of(finals[i + k]) for k, head in enumerate(HEADS)} for i in range(0, len(finals), len(HEADS))]
+    pairs = [pair for pair in found if None not in pair.values()]
     if not pairs:
         return "no final pair of seeds yet"
     lines = [f"{len(pairs)} seeds, test text"]
