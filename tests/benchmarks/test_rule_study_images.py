@@ -59,7 +59,8 @@ def test_the_librarys_head_is_plain_softmax_until_it_writes(task: dict[str, Any]
 def test_the_librarys_head_writes_as_the_study_does() -> None:
     """With γ = 1 both rates are 1, whether or not they count the batch itself."""
     rule = {"write": "across", "gamma": 1.0, "limit": 10**9}
-    heads = {}, rule | {"start_step": 20, "base": "rare"}, {"library": rule | {"start": 20, "fade": False}}
+    own = rule | {"start_step": 20, "base": "rare"}
+    heads: tuple[dict[str, Any], ...] = ({}, own, {"library": rule | {"start": 20, "fade": False}})
     task: dict[str, Any] = {"task": "digits", "epochs": 10.0, "learning_rate": 0.016}
     plain, study, library = (train(Trial.of(task | head), time.time() + 60)["curve"] for head in heads)
     for ours, theirs in zip(study, library, strict=True):
