@@ -210,6 +210,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
             {"long digits": range(1000, 1010)},
             *({}, DEFAULT, {"library": {}}, {"library": {"limit": 100}}, {"library": {"gamma": 0.1}}),
             *({"library": {"gamma": 0.1, "limit": 50}}, {"library": {"write": "centred", "gamma": 0.1, "limit": 50}}),
+            {"library": {"limit": 50}},
             validation=True,
         ),
         *images({"longtail": range(100, 106)}, {}, *({"library": each} for each in AFTERWARDS)),
