@@ -98,6 +98,6 @@ import torch
 from hebbian_softmax import HebbianSoftmax, _triton
 assert _triton.load("write.gpu.rows") is None
 with _triton.kernels_on_cpu():
-    early_head(2, 3, gamma=0.1, limit=9).memorize(torch.ones(1, 2), torch.tensor([1]))
+    HebbianSoftmax(2, 3).memorize(torch.ones(1, 2), torch.tensor([1]))
 """
     subprocess.run([sys.executable, "-c", program], check=True)
