@@ -122,6 +122,8 @@ def _run(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            # Ranks that start together may make torch's folder of kernels at the same moment.
+            warnings.filterwarnings("ignore", message="Specified kernel cache directory could not be created")
             dist.init_process_group(
                 "gloo",
                 store=dist.FileStore(store, world_size),
