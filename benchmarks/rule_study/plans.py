@@ -142,6 +142,12 @@ def strong(seed: int) -> list[Given]:
     return [named(STRONG, each, seed=seed) for each in (*trials, *rules, *(_MORE | rule for rule in rules))]
 
 
+def library(common: Given, seeds: range) -> list[Given]:
+    """Return the library's own head, with its defaults and with what images would rather have."""
+    options: list[Given] = [{}, {"gamma": 0.1}, {"gamma": 0.1, "limit": 50}]
+    return [named(common, library=each, seed=seed) for seed in seeds for each in options]
+
+
 def limits(common: Given, seeds: range, shares: tuple[float, ...]) -> list[Given]:
     """Return rules whose T is at least a share of the mean count of all classes."""
     return [named(common, DEFAULT, limit_of_mean=share, seed=seed) for seed in seeds for share in shares]
@@ -195,6 +201,9 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
         *limits(STRONG | _MORE, range(100, 101), (0.25, 0.5, 1.0)),
         named(STRONG, _MORE, DEFAULT, {"gamma": 0.1, "limit_of_mean": 0.5}, seed=100),
     ],
+    "wikitext-library": lambda: library(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 104)),
+    "reuters-library": lambda: library(REUTERS | {"output_dropout": 0.4}, range(101, 104)),
+    "novels-library": lambda: library(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-limits": lambda: limits(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 103), (0.25, 0.5)
     ),
