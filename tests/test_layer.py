@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -358,6 +360,7 @@ def test_the_default_rule_and_the_papers_in_one_word() -> None:
     assert (head.gamma, head.limit, head.start, head.fade) == (0.2, 100, "auto", True)
     assert (literal.rate, literal.scale, literal.start, literal.fade) == (PaperRate(0.2, 100), 1.0, 0, False)
     assert HebbianSoftmax(4, 6, limit=100).rate == PaperRate(0.2, 100)
+    assert HebbianSoftmax(4, 6, rate=PaperRate(0.1, 500)).limit == 500
     assert HebbianSoftmax(4, 6, write="literal", start=3, fade=True).start == 3
     assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == PaperRate(0.2, 100)
 
@@ -379,6 +382,17 @@ def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() 
     assert again.mixing_rate(torch.tensor([129]), n[:1]).tolist() == [0.2]
     head.calibrate(torch.randn(20, 4))
     assert head.mixing_rate(torch.tensor([99, 100, 129]), n).tolist() == [0.2, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "ip"}], ids=["calibrated", "not calibrated"])
+def test_familiar_rows_of_a_loaded_layer_stay_however_long_training_is(options: dict[str, Any]) -> None:
+    head, linear = HebbianSoftmax(4, 3, **options), nn.Linear(4, 3, bias=False)
+    head.load_state_dict(linear.state_dict())
+    head.running.seen.fill_(10**6)
+    head.running.batches[1] = 10**6
+    before = head.weight.detach().clone()
+    head.memorize(torch.randn(2, 4), torch.tensor([0, 2]))
+    assert torch.equal(head.weight, before)
 
 
 def test_the_default_head_begins_by_itself_and_then_writes_its_rare_classes() -> None:

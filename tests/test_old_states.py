@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hebbian_softmax import HebbianSoftmax, MbPA, NeuralCache, OnePassRMSprop
+from hebbian_softmax.write.running import RunningStatistics
 from tests import ROOT
 from tests.heads import early_head
 
@@ -64,6 +65,18 @@ def test_a_head_of_today_goes_on_from_a_saved_one() -> None:
     optimizer.step()
     written = (head.weight - plain.weight).abs().amax(1) > 1e-4
     assert set(written.nonzero().flatten().tolist()) == set(targets.tolist())
+
+
+def test_a_pickle_with_fewer_running_values_is_completed() -> None:
+    head = HebbianSoftmax(4, 6)
+    state = head.running.__dict__ | {"_buffers": {**head.running._buffers}}
+    del state["_buffers"]["seen"]
+    older = RunningStatistics.__new__(RunningStatistics)
+    older.__setstate__(state)
+    assert older.state_dict().keys() == head.running.state_dict().keys()
+    head.running = older
+    head.memorize(torch.randn(3, 4), torch.tensor([0, 1, 1]))
+    assert int(head.running.seen) == 3
 
 
 def test_saved_memories_answer_as_before() -> None:

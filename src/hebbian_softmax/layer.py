@@ -43,8 +43,8 @@ class HebbianSoftmax(nn.Linear):
         \lambda_i = \max(1 / c[i], \gamma) \cdot \mathbb{I}\{c[i] < T\}
 
     where :math:`\bar h_i` is the mean activation of the class in the batch, and :math:`c[i]` counts its occurrences
-    before the batch. That is the paper's rule, ``write="literal"``. The default is what won our study: it writes across
-    the mean activation, begins once features have settled, and fades out with the learning rate.
+    before the batch. That is the paper's rule, ``write="literal"``. Our study chose the default: it writes
+    across the mean activation, begins once features have settled, and fades out with the learning rate.
 
     Args:
         in_features: size of the activations h.

@@ -74,9 +74,10 @@ def test_trials_of_older_versions_are_kept(tmp_path: Path, center: bool, write: 
     store.save(trial, history, 1.0, "cpu")
     as_version_0_1(tmp_path / "a-seed0.json", center=center)
     assert store.load(trial) == history
-    for change in ({"fade": True}, {"write": "across"}, {"start": "auto"}, {"gamma": 0.1}):
+    changes: list[dict[str, Any]] = [{"fade": True}, {"write": "across"}, {"start": "auto"}, {"gamma": 0.1}]
+    for change in changes:
         with pytest.raises(LabError, match="other settings"):
-            store.load(replace(trial, method=replace(trial.method, **change)))  # type: ignore[arg-type]
+            store.load(replace(trial, method=replace(trial.method, **change)))
 
 
 def as_version_0_1(path: Path, **method: object) -> None:

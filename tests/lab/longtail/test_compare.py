@@ -55,14 +55,12 @@ def test_with_the_rule_they_differ() -> None:
 
 
 def test_the_rule_is_the_one_that_was_asked_for() -> None:
-    heads = {}
+    heads: dict[str, HebbianSoftmax] = {}
     for name, settings in (("usual", SMALL), ("other", replace(SMALL, gamma=0.3, limit=7, write="literal", start=2))):
-        heads[name] = Comparison(settings).contenders["hebbian"].head
-        assert isinstance(heads[name], HebbianSoftmax)
-    found = [
-        (head.gamma, head.limit, head.write, head.scale, head.start, head.fade)  # type: ignore[union-attr]
-        for head in heads.values()
-    ]
+        head = Comparison(settings).contenders["hebbian"].head
+        assert isinstance(head, HebbianSoftmax)
+        heads[name] = head
+    found = [(head.gamma, head.limit, head.write, head.scale, head.start, head.fade) for head in heads.values()]
     assert found == [(0.2, 100, "across", "match", "auto", True), (0.3, 7, "literal", 1.0, 2, True)]
 
 

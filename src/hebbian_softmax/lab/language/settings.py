@@ -90,8 +90,8 @@ class Settings:
     gamma: float = gamma_setting("γ, the smallest mixing rate of the rule")
     rate: str = setting(
         "growing",
-        "λ: growing (the paper's, but T is at least a quarter of the mean count of a word), paper, inclusive (the "
-        "paper's with a count that includes the batch), constant (γ), inverse (1/c)",
+        "λ: growing (the paper's, with a T that grows for words that stay rare), paper, inclusive (the paper's with a "
+        "count that includes the batch), constant (γ), inverse (1/c)",
         choice(*RATES),
     )
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
