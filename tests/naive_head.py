@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax import GrowingLimitRate, HebbianSoftmax
+from hebbian_softmax import HebbianSoftmax, MeanRate
 from tests.closeness import assert_exact
-from tests.oracle import IGNORED, AlongTheMean, Oracle, paper_rate
+from tests.oracle import IGNORED, AlongTheMean, Oracle, mean_rate, paper_rate
 
 HORIZON = 100
 """A running value is a plain average of this many batches; after them it forgets."""
@@ -159,7 +159,7 @@ class NaiveHead:
     start: int | str
     fade: bool
     grows: bool
-    """Whether T is at least a quarter of the mean count of a class."""
+    """Whether T is not given: 100 or in a step the number of classes, and more if the mean count of a class is high."""
     settling: Settling | None
     since: list[int]
     """Occurrences of each class since writing began."""
@@ -202,7 +202,7 @@ class NaiveHead:
             head.write,
             head.start,
             head.fade,
-            isinstance(head.rate, GrowingLimitRate),
+            isinstance(head.rate, MeanRate) and head.rate.limit is None,
             Settling.of(head),
             [0] * head.num_classes,
         )
@@ -352,12 +352,14 @@ class NaiveHead:
             first = running.row_batches == 0
             familiar = [i for i, count in enumerate(self.oracle.counts) if count and (first or i in targets)]
             running.see_rows([theta[i] for i in familiar])
-        gamma, last = self.oracle.gamma, self.oracle.limit
+        gamma, last = self.oracle.gamma, limit
         if self.grows:
-            last = max(last, min(running.seen // self.classes // 4, running.batches // 20))
+            least = min(100, self.classes) if waits else 100
+            last = max(least, min(running.seen // self.classes // 4, running.batches // 20))
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
-        self.oracle.rate = lambda count, n: paper_rate(count, gamma, last) if self.memorizing else 0.0
+        literal, last = self.how == "literal", last if self.memorizing else 0
+        self.oracle.rate = lambda c, n: paper_rate(c, gamma, last) if literal else mean_rate(c, n, gamma, last)
         self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)

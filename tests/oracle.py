@@ -20,6 +20,11 @@ def paper_rate(count: int, gamma: float, limit: int) -> float:
     return max(1.0 if count == 0 else 1.0 / count, gamma)
 
 
+def mean_rate(count: int, n: int, gamma: float, limit: int) -> float:
+    """Return the share of n occurrences in all occurrences, at least γ, below the limit."""
+    return max(n / (count + n), gamma) if count < limit else 0.0
+
+
 class AlongTheMean:
     """What a write across the mean activation leaves alone: the component of a row along it."""
 

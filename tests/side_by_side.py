@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import GrowingLimitRate, HebbianSoftmax
+from hebbian_softmax import HebbianSoftmax
 from tests.heads import early_head
 from tests.naive_head import Batch, Call, Graph, NaiveHead
 from tests.oracle import IGNORED
@@ -59,9 +59,7 @@ class SideBySide:
 
     def begin(self, classes: int, dtype: torch.dtype, optimizer: Drawn, grows: bool = False, **options: Any) -> None:
         torch.manual_seed(0)
-        self.options = {"gamma": 0.3} | options
-        if grows:
-            self.options["rate"] = GrowingLimitRate(0.3, options["limit"])
+        self.options = {"gamma": 0.3} | options | ({"limit": None} if grows else {})
         self.head = early_head(FEATURES, classes, dtype=dtype, **self.options)
         if grows:  # as after many batches
             self.head.running.batches[1] = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import ConstantRate, GrowingLimitRate, HebbianSoftmax, InclusiveRate, InverseCountRate
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, MeanRate, PaperRate
 from tests.closeness import assert_rounded_once
 from tests.heads import early_head
-from tests.oracle import IGNORED, ManualLoop, Oracle, paper_rate
+from tests.oracle import IGNORED, ManualLoop, Oracle, mean_rate, paper_rate
 
 FEATURES, CLASSES = 5, 9
 
@@ -106,14 +107,16 @@ def test_any_sequence_of_batches(batches, gamma, limit, seed, dtype, leading) ->
 def test_rates(counts, n, gamma, limit) -> None:
     before, many = torch.tensor(counts), torch.full((len(counts),), n)
     head = early_head(2, len(counts), gamma=gamma, limit=limit)
-    assert head.mixing_rate(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
+    assert head.mixing_rate(before, many).tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
+    assert PaperRate(gamma, limit)(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
     assert InclusiveRate(gamma, limit)(before, many).tolist() == [paper_rate(c + n, gamma, limit) for c in counts]
-    growing = GrowingLimitRate(gamma, limit)
-    assert growing(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
-    for mean, batches in ((3, 900), (40, 900), (130, 900), (130, 330)):
-        expected = [paper_rate(c, gamma, max(limit, min(mean // 4, batches // 20))) for c in counts]
-        assert growing(before, many, mean, batches).tolist() == expected
-        assert growing(before, many, torch.tensor(mean), torch.tensor(batches)).tolist() == expected
+    for mean, batches, classes in product((3, 520, 900), (900, 3300), (2, 17, 500, None)):
+        last = max(min(100, 500 if classes is None else classes), min(mean // 4, batches // 20))
+        for number in (int, torch.tensor):
+            found = MeanRate(gamma)(4 * before, many, number(mean), number(batches), classes)
+            assert found.tolist() == [mean_rate(4 * c, n, gamma, last) for c in counts]
+            fixed = MeanRate(gamma, limit)(before, many, number(mean), number(batches), classes)
+            assert fixed.tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
     assert ConstantRate(gamma)(before, many).tolist() == [gamma] * len(counts)
     assert ConstantRate(gamma, limit)(before, many).tolist() == [gamma if c < limit else 0 for c in counts]
     assert InverseCountRate()(before, many).tolist() == [1 / max(c, 1) for c in counts]

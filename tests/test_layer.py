@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import GrowingLimitRate, HebbianSoftmax, PaperRate
+from hebbian_softmax import HebbianSoftmax, MeanRate, PaperRate
 from hebbian_softmax.rule import sum_by_class
 from tests.heads import attached_head, early_head, train, unchanged
 from tests.oracle import Oracle
@@ -312,7 +312,7 @@ def test_a_mean_that_a_half_precision_sum_would_overflow() -> None:
 
 def test_settings_that_the_rule_uses_cannot_be_changed_behind_its_back() -> None:
     head = early_head(4, 6, **OK)
-    assert head.rate == PaperRate(0.1, 10)
+    assert head.rate == MeanRate(0.1, 10)
     for name in ("gamma", "limit"):
         with pytest.raises(AttributeError):
             setattr(head, name, 0)
@@ -356,13 +356,13 @@ def test_an_objective_of_the_wrong_shape() -> None:
 
 def test_the_default_rule_and_the_papers_in_one_word() -> None:
     head, literal = HebbianSoftmax(4, 6), HebbianSoftmax(4, 6, write="literal")
-    assert (head.rate, head.write, head.scale) == (GrowingLimitRate(0.2, 100), "across", "match")
+    assert (head.rate, head.write, head.scale) == (MeanRate(0.2), "across", "match")
     assert (head.gamma, head.limit, head.start, head.fade) == (0.2, 100, "auto", True)
     assert (literal.rate, literal.scale, literal.start, literal.fade) == (PaperRate(0.2, 100), 1.0, 0, False)
-    assert HebbianSoftmax(4, 6, limit=100).rate == PaperRate(0.2, 100)
+    assert HebbianSoftmax(4, 6, limit=50).rate == MeanRate(0.2, 50)
     assert HebbianSoftmax(4, 6, rate=PaperRate(0.1, 500)).limit == 500
     assert HebbianSoftmax(4, 6, write="literal", start=3, fade=True).start == 3
-    assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == PaperRate(0.2, 100)
+    assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == MeanRate(0.2, 100)
 
 
 def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() -> None:
@@ -382,6 +382,17 @@ def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() 
     assert again.mixing_rate(torch.tensor([129]), n[:1]).tolist() == [0.2]
     head.calibrate(torch.randn(20, 4))
     assert head.mixing_rate(torch.tensor([99, 100, 129]), n).tolist() == [0.2, 0.0, 0.0]
+
+
+def test_the_default_limit_is_the_number_of_classes_in_steps_of_few_classes() -> None:
+    head, n = HebbianSoftmax(4, 7), torch.ones(4, dtype=torch.int64)
+    counts = torch.tensor([6, 7, 99, 100])
+    assert head.mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0, 0, 0]
+    assert head.mixing_rate(counts, n).tolist() == [0.2, 0.2, 0.2, 0]  # of memorize
+    head.add_classes(3)
+    assert head.mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0, 0]
+    assert HebbianSoftmax(4, 7, limit=50).mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0, 0]
+    assert HebbianSoftmax(4, 500).mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0.2, 0]
 
 
 @pytest.mark.parametrize("options", [{}, {"objective": "ip"}], ids=["calibrated", "not calibrated"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from hebbian_softmax import HebbianSoftmax, MbPA, NeuralCache, OnePassRMSprop
+from hebbian_softmax import HebbianSoftmax, MbPA, NeuralCache, OnePassRMSprop, PaperRate
 from hebbian_softmax.write.running import RunningStatistics
 from tests import ROOT
 from tests.heads import early_head
@@ -25,7 +25,7 @@ LATER = {"filled", "since_start", "running.along", "running.along_batches", "run
 @pytest.mark.parametrize("name", ["adam", "one_pass_rmsprop"])
 def test_training_goes_on_from_a_saved_head_and_optimizer(name: str) -> None:
     saved = load("heads.pt")[name]
-    head = early_head(5, 9, gamma=0.1, limit=12, bias=True)  # the rule of that version
+    head = early_head(5, 9, rate=PaperRate(0.1, 12), bias=True)  # the rule of that version
     if name == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
         head.attach(optimizer)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hebbian_softmax import GrowingLimitRate, InnerProduct, OnePassAdam, OnePassRMSprop
+from hebbian_softmax import InnerProduct, OnePassAdam, OnePassRMSprop
 from hebbian_softmax.optim import OnePass
 from tests.closeness import assert_states_as_close
 from tests.heads import early_head
@@ -108,13 +108,15 @@ def test_writes_that_begin_later_and_fade(name: str, as_tensor: bool, device: st
 
 
 def test_a_limit_that_grows(device: str) -> None:
-    ways = ThreeWays("adam", device, rate=GrowingLimitRate(0.3, 1), limit=1)
+    ways = ThreeWays("adam", device, limit=None)
     for net, _ in ways:
-        net["head"].running.seen.fill_(4 * CLASSES * 3)  # so T is 3
-        net["head"].running.batches[1] = 20 * 3
+        head = net["head"]
+        head.counts.copy_(torch.arange(CLASSES) + CLASSES - 1)
+        head.running.seen.fill_(4 * CLASSES * (CLASSES + 2))  # so T is CLASSES + 2
+        head.running.batches[1] = 20 * (CLASSES + 3)
     ways.train(range(4))
     ways.check()
-    assert int(ways.found["head"].counts.max()) > 3
+    assert int(ways.found["head"].counts.max()) > CLASSES + 2
 
 
 @pytest.mark.parametrize(

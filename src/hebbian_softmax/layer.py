@@ -23,7 +23,7 @@ from hebbian_softmax.loss.checks import Options, check_same_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.rule import GAMMA, LIMIT, GrowingLimitRate, Rate, accumulation_dtype, settings_of, suggest_settings
+from hebbian_softmax.rule import GAMMA, LIMIT, MeanRate, Rate, accumulation_dtype, settings_of, suggest_settings
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
@@ -51,7 +51,7 @@ class HebbianSoftmax(nn.Linear):
         num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
         limit: T, the number of occurrences after which a class is left to gradient descent. By default 100, and except
-            in literal writes more in long trainings (:class:`~hebbian_softmax.rule.GrowingLimitRate`).
+            in literal writes more in long trainings, fewer with few classes (:class:`~hebbian_softmax.rule.MeanRate`).
         rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
         dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
@@ -444,15 +444,15 @@ class HebbianSoftmax(nn.Linear):
         """Return what is subtracted from activations before they are written."""
         return self.running.mean if self.write != "literal" else torch.zeros_like(self.running.mean)
 
-    def mixing_rate(self, counts: Tensor, n: Tensor) -> Tensor:
-        """Return λ of classes seen ``counts`` times before and ``n`` times in this batch."""
+    def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False) -> Tensor:
+        """Return λ of classes seen ``counts`` times before and ``n`` times in this batch, of a step or on demand."""
         mean, batches = self.running.seen // max(self.num_classes, 1), self.running.batches_seen()
-        more = (mean, batches) if self.limit_grows() else ()
+        more = (mean, batches, self.num_classes if in_step else None) if self.limit_grows() else ()
         return checks.check_rate_values(self.rate(counts, n, *more), counts)
 
     def limit_grows(self) -> bool:
         """Return whether T grows with the mean count of a class; that of a trained head, and a given one, does not."""
-        return isinstance(self.rate, GrowingLimitRate) and self.calibration is None
+        return isinstance(self.rate, MeanRate) and self.rate.limit is None and self.calibration is None
 
     def extra_repr(self) -> str:
         return state.described(self)

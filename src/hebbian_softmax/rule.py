@@ -47,7 +47,7 @@ def add_counts(counts: Tensor, n: Tensor) -> Tensor:
     return counts + torch.minimum(n, LARGEST_COUNT - counts)
 
 
-def _annealed(counts: Tensor, gamma: float, limit: int | Tensor | None) -> Tensor:
+def _annealed(counts: Tensor, gamma: float, limit: int | None) -> Tensor:
     """Return max(1/c, γ) where c < limit, else 0; 1/0 counts as 1."""
     rate = counts.clamp_min(1).double().reciprocal().clamp_min(gamma)
     return rate if limit is None else rate * (counts < limit)
@@ -73,33 +73,55 @@ class PaperRate:
 
 
 @dataclass(frozen=True)
-class GrowingLimitRate:
-    """Equation 4 with a T that grows in long trainings: λ = max(1/c, γ) · 1{c < max(T, min(c̄/4, B/20))}.
+class MeanRate:
+    """λ = max(n/(c + n), γ) · 1{c < T}: a row is the mean of its activations, and later of the latest ones.
 
-    c̄ is the mean count of all classes and B the number of batches so far, which the head knows. A class that has been
-    seen T times is left to gradient descent, unless it is rare among the classes (it was seen less than a quarter as
-    often as the mean class) and rare in time (in less than one batch of twenty). So T stands for a number of
-    occurrences in short trainings and for a frequency in long ones, in which every class passes any number. Both
-    quotients are rounded down.
+    While a class has few occurrences they all count alike; once there are more than about n/γ, a batch has the weight
+    γ. The paper's 1/c forgets the first occurrence at the second.
 
-    >>> rate, ones = GrowingLimitRate(gamma=0.25, limit=10), torch.ones(4, dtype=torch.int64)
-    >>> rate(torch.tensor([0, 2, 10, 25]), ones)
-    tensor([1.0000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
-    >>> rate(torch.tensor([0, 2, 10, 25]), ones, mean_count=100, batches=1000)
+    With a ``limit`` that is T. By default T is 100 in short trainings, and grows in long ones:
+    T = max(100, min(c̄/4, B/20)), with c̄ the mean count of all classes and B the number of batches so far, which the
+    head knows; both quotients are rounded down. A class that has been seen a hundred times is then left to gradient
+    descent, unless it is rare among the classes (it was seen less than a quarter as often as the mean class) and rare
+    in time (in less than one batch of twenty). Every class passes any fixed number in a long training. In an
+    optimizer's steps the 100 is not more than the number of classes: among ten classes none is so rare that gradients
+    do not serve it.
+
+    >>> c, n = torch.tensor([0, 1, 8, 9]), torch.tensor([3, 1, 2, 1])
+    >>> MeanRate(gamma=0.25, limit=9)(c, n)
     tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
+    >>> MeanRate(gamma=0.25)(torch.tensor([99, 100, 124, 125]), n, mean_count=500, batches=4000)
+    tensor([0.2500, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
     """
 
-    gamma: float
-    limit: int
+    gamma: float = GAMMA
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         check_number("gamma", self.gamma, 0, 1)
-        check_integer("limit", self.limit, 0, LARGEST_COUNT)
+        if self.limit is not None:
+            check_integer("limit", self.limit, 0, LARGEST_COUNT)
 
-    def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0, batches: Tensor | int = 0) -> Tensor:
-        among, in_time = (torch.as_tensor(each, device=counts.device) for each in (mean_count, batches))
-        limit = torch.minimum(among // RARE_AMONG, in_time // RARE_IN_TIME)
-        return _annealed(counts, self.gamma, limit.clamp_min(self.limit))
+    def least_limit(self, classes: int | None = None) -> int:
+        """Return T, or the least one if it grows; ``classes`` is their number in a step, and None elsewhere."""
+        if self.limit is not None:
+            return self.limit
+        return LIMIT if classes is None else min(LIMIT, classes)
+
+    def __call__(
+        self,
+        counts: Tensor,
+        n: Tensor,
+        mean_count: Tensor | int = 0,
+        batches: Tensor | int = 0,
+        classes: int | None = None,
+    ) -> Tensor:
+        limit: Tensor | int = self.least_limit(classes)
+        if self.limit is None:
+            among, in_time = (torch.as_tensor(each, device=counts.device) for each in (mean_count, batches))
+            limit = torch.minimum(among // RARE_AMONG, in_time // RARE_IN_TIME).clamp_min(limit)
+        share = n.double() / add_counts(counts, n).double().clamp_min(1)
+        return share.clamp_min(self.gamma) * (counts < limit)
 
 
 @dataclass(frozen=True)
@@ -186,13 +208,13 @@ def settings_of(
     """Return the settings of a head; None stands for the paper's value in literal writes, and for ours in others."""
     gamma = check_number("gamma", gamma, 0, 1)
     literal = checks.check_write(write) == "literal"
-    usual = GrowingLimitRate if limit is None and not literal else PaperRate
-    own = getattr(rate, "limit", None)  # a given rate may have a T, too
+    given, own = limit, getattr(rate, "limit", None)  # a given rate may have a T, too
     limit = check_integer("limit", limit if limit is not None else LIMIT if own is None else own, 0, LARGEST_COUNT)
+    usual = PaperRate(gamma, limit) if literal else MeanRate(gamma, given)
     return Settings(
         gamma,
         limit,
-        checks.check_rate(usual(gamma, limit) if rate is None else rate, limit),
+        checks.check_rate(usual if rate is None else rate, limit),
         write,
         checks.check_scale((1.0 if literal else "match") if scale is None else scale),
         checks.check_start((0 if literal else "auto") if start is None else start, LARGEST_COUNT),

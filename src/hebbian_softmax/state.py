@@ -13,7 +13,7 @@ from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.calibration import Calibration
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import Euclidean
-from hebbian_softmax.rule import LARGEST_COUNT, GrowingLimitRate, PaperRate
+from hebbian_softmax.rule import LARGEST_COUNT, MeanRate, PaperRate
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -72,7 +72,7 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
 def described(head: HebbianSoftmax) -> str:
     """Return the settings of a head as its ``repr`` has them."""
     rate = f"gamma={head.gamma:g}, limit={head.limit}"
-    if head.rate != PaperRate(head.gamma, head.limit):
+    if head.rate != (PaperRate if head.write == "literal" else MeanRate)(head.gamma, head.limit):
         rate += f", rate={head.rate!r}"
     return (
         f"in_features={head.in_features}, num_classes={head.num_classes}, {rate}, bias={head.bias is not None}, "
@@ -127,8 +127,8 @@ def sum_of(counts: Tensor) -> Tensor:
 
 def keep_limit(head: HebbianSoftmax) -> None:
     """Let T stay where it is: counts of familiar rows are no counts, so no mean of them says which class is rare."""
-    if type(head.rate) is GrowingLimitRate:
-        head.rate = PaperRate(head.gamma, head.limit)
+    if type(head.rate) is MeanRate and head.rate.limit is None:
+        head.rate = MeanRate(head.gamma, head.limit)
 
 
 def _new_calibration(head: HebbianSoftmax) -> Calibration | None:

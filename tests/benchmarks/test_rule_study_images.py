@@ -46,7 +46,7 @@ def test_writing_begins_after_the_first_steps() -> None:
     ids=["longtail", "glyphs", "digits"],
 )
 def test_the_librarys_head_is_plain_softmax_until_it_writes(task: dict[str, Any]) -> None:
-    heads: tuple[dict[str, Any], ...] = ({}, {"library": {}}, {"library": {"start": 5}})
+    heads: tuple[dict[str, Any], ...] = ({}, {"library": {}}, {"library": {"start": 5, "limit": 100}})
     plain, waits, writes = (train(Trial.of(task | head), time.time() + 120) for head in heads)
     assert waits["trial"]["library"] == {}
     assert (plain["began"], waits["began"], writes["began"]) == (None, -1, None)  # it waits for at least 100 batches

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate, PaperRate
+from hebbian_softmax import ConstantRate, InclusiveRate, MeanRate, PaperRate
 from tests.distributed.pool import Pool
 from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
@@ -67,17 +67,17 @@ def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> Non
     check(pool, how, Setup(head=head), [3, 5, 4])
 
 
-class Sooner(GrowingLimitRate):
-    """Grows as soon as the mean count does, and falls with the batches, so that few of them show both."""
+class Sooner(MeanRate):
+    """Grows from 0 as soon as the mean count does, and falls with the batches, so that few of them show both."""
 
-    def __call__(self, counts: Tensor, n: Tensor, mean_count: Tensor | int = 0, batches: Tensor | int = 0) -> Tensor:
-        return super().__call__(counts, n, mean_count, 10**6) / (1 + batches)
+    def __call__(self, counts: Tensor, n: Tensor, mean_count: Any = 0, batches: Any = 0, classes: Any = 0) -> Tensor:
+        return super().__call__(counts, n, mean_count, 10**6, 0) / (1 + batches)
 
 
 @pytest.mark.parametrize("how", ["ddp", "head"])
 def test_a_limit_that_grows(pool: Pool, how: str) -> None:
     rows = []
-    for rate in (Sooner(0.3, 0), PaperRate(0.3, 1)):
+    for rate in (Sooner(0.3), PaperRate(0.3, 1)):
         setup = Setup(head={"rate": rate, "limit": 1, "write": "across"}, optimizer="slow")
         alone = check(pool, how, setup, [3, 5, 4], steps=10)
         assert alone["head.running.seen"] > 8 * setup.classes  # so T has reached 2 and more

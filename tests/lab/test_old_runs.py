@@ -95,7 +95,7 @@ def test_a_long_tail_goes_on_with_the_rule_it_was_begun_with(heads: list[Hebbian
     for name in ("checkpoint.pt", "log.jsonl", "result.json"):
         (path / name).unlink()
     with edited(path / "config.json") as config:
-        for name in ("write", "start", "fade"):
+        for name in ("write", "rate", "start", "fade"):
             del config["settings"][name]
     heads.clear()
     go_on(path)

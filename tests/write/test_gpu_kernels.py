@@ -19,11 +19,11 @@ from torch import Tensor
 from hebbian_softmax import (
     ConstantRate,
     Euclidean,
-    GrowingLimitRate,
     HebbianSoftmax,
     InclusiveRate,
     InnerProduct,
     InverseCountRate,
+    MeanRate,
     PaperRate,
 )
 from hebbian_softmax._triton import kernels_on_cpu
@@ -98,7 +98,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ball": {"objective": Euclidean(0.7)},
     "sphere": {"objective": InnerProduct(3.0)},
     "inclusive": {"rate": InclusiveRate(0.3, 9)},
-    "growing": {"rate": GrowingLimitRate(0.3, 1), "limit": 1},
+    "growing": {"rate": MeanRate(0.3), "limit": None},
     "constant": {"rate": ConstantRate(0.3)},
     "constant, limited": {"rate": ConstantRate(1, 4)},
     "inverse": {"rate": InverseCountRate()},
@@ -119,9 +119,12 @@ REPEATED = {"scaled", "constant", "inverse, limited", "callable, expanded"}
     "name", [pytest.param(each, marks=[pytest.mark.slow] if each in REPEATED else []) for each in OPTIONS]
 )
 def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
-    sizes = (1, 14, 10) if name != "growing" else (1, 60, 40, 70)
+    sizes = (1, 14, 10)
     head = head_of(device, **OPTIONS[name])
-    head.running.batches[1] = 60 if name == "growing" else 0
+    if name == "growing":  # T is 106
+        head.counts.copy_(torch.randint(95, 115, (CLASSES,)))
+        head.running.seen.fill_(4 * CLASSES * 106 + 5)
+        head.running.batches[1] = 20 * 108
     compare(head, [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
 
 
@@ -143,6 +146,17 @@ def test_timing(
     head.memorizing = False
     compare(head, [[batch(device, 5)]], Timing(True, lr, highest))
     assert head.since_start.sum() == 28
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_limit_that_is_the_number_of_classes(in_step: bool, device: str) -> None:
+    head = head_of(device, limit=None)
+    head.counts.copy_(torch.tensor([0, 1, 9, 10, 11, 12, 98, 99, 100, 101, 5]))
+    before = head.weight.detach().clone()
+    calls = [Activations(torch.randn(CLASSES, FEATURES, device=device), torch.arange(CLASSES, device=device))]
+    compare(head, [calls], Timing(in_step, 1.0, 1.0))
+    written = (head.weight != before).any(1).nonzero().squeeze(1).tolist()
+    assert written == ([0, 1, 2, 3, 10] if in_step else [0, 1, 2, 3, 4, 5, 6, 7, 10])
 
 
 @pytest.mark.parametrize("classes", [CLASSES, pytest.param(3000, marks=pytest.mark.slow)])
@@ -341,7 +355,9 @@ def test_the_papers_loops(device: str) -> None:
     assert head.counts.tolist() == oracle.counts
 
 
-@pytest.mark.parametrize("rate", [PaperRate(0.1, 50), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)])
+@pytest.mark.parametrize(
+    "rate", [PaperRate(0.1, 50), MeanRate(0.013, 99), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)]
+)
 def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
     from hebbian_softmax.write.gpu.runs import find_runs
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.write.running import HORIZON
 from tests.heads import assert_same_bits, early_head, unchanged
-from tests.oracle import AlongTheMean
+from tests.oracle import AlongTheMean, mean_rate, paper_rate
 
 FEATURES, CLASSES = 8, 12
 
@@ -59,13 +59,14 @@ def test_trajectories_against_slow_statistics(scale: float | str, write: str) ->
         slow.see(head, counts, rows, h, y)
         expected = rows.clone()
         for i in set(y.tolist()):
-            rate = 0.0 if counts[i] >= 30 else max(1 / max(counts[i], 1), 0.25)
+            n = int((y == i).sum())
+            rate = paper_rate(counts[i], 0.25, 30) if write == "literal" else mean_rate(counts[i], n, 0.25, 30)
             mean = h[y == i].mean(0) - slow.used
             mean = mean * (slow.scale() if scale == "match" else scale)
             if write == "across":
                 mean = slow.along.kept(mean, rows[i], counts[i] == 0)
             expected[i] = rate * mean + (1 - rate) * rows[i]
-            counts[i] += int((y == i).sum())
+            counts[i] += n
         head.memorize(h, y)
         torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-9, atol=1e-9)
     assert head.counts.tolist() == counts

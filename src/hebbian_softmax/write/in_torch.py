@@ -54,7 +54,7 @@ def write(
         return
     before, since = head.counts[classes], head.since_start[classes]
     begun, strength = has_begun(head), torch.as_tensor(timing.strength(), dtype=torch.float64).to(since.device)
-    rate = head.mixing_rate(before, n).double() * torch.where(since > 0, strength, 1)
+    rate = head.mixing_rate(before, n, in_step=timing.waits).double() * torch.where(since > 0, strength, 1)
     if timing.waits:
         rate = rate * begun
     written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)

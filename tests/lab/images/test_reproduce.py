@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hebbian_softmax.lab.base.json_files import write_json
+from hebbian_softmax.lab.base.rule import RULE_BEFORE
 from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.base.settings import from_values
 from hebbian_softmax.lab.images.curriculum import History
@@ -105,7 +106,7 @@ def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun()
     assert {each.write for each in hebbian_settings(rule)} == {"across"}
     stored = json.loads((ROOT / "results" / "omniglot" / "config.json").read_text())["settings"]
     older = from_values(Settings, stored).rule
-    assert older == Method(hebbian=True, gamma=0.1, limit=50, write="centred", start=0, fade=False)
+    assert older == Method(hebbian=True, gamma=0.1, limit=50, **RULE_BEFORE)
     assert {each.gamma for each in hebbian_settings(older)} == {0.05, 0.1, 0.25}
     assert Settings(write="literal", start=0, fade=False).rule.scale == 1.0
 

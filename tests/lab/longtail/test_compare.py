@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax.lab.base.rule import LITERAL_RULE
 from hebbian_softmax.lab.longtail.compare import (
     EVALUATIONS,
     NAMES,
@@ -178,9 +179,10 @@ def test_suggestions_keep_what_they_do_not_vary() -> None:
     assert commands == [
         "hebbian compare longtail --classes 40 --gamma 0.3",
         "hebbian compare longtail --steps 4500 --classes 40 --gamma 0.3 --seed 4294967295",
-        "hebbian compare longtail --classes 40 --gamma 0.3 --write literal --start 0 --no-fade --seed 4294967295",
+        "hebbian compare longtail --classes 40 --gamma 0.3 --write literal --rate paper --start 0 --no-fade "
+        "--seed 4294967295",
     ]
-    assert len(suggest(Settings(write="literal", start=0, fade=False))) == 2  # what was just run is not suggested
+    assert len(suggest(Settings(**LITERAL_RULE))) == 2  # what was just run is not suggested
 
 
 def test_draws_what_the_log_has() -> None:

@@ -1,24 +1,34 @@
 """The settings of the Hebbian rule that several experiments have, and when a head began to write by itself.
 
 The defaults are those of the library. Runs that were begun before there were these settings go on with what they did:
-centred writes from the first step on, which did not fade.
+centred writes with the paper's rate from the first step on, which did not fade.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, MeanRate, PaperRate
 from hebbian_softmax.checks import WRITES
-from hebbian_softmax.lab.base.settings import Former, boolean, choice, integer, number, setting, whole_or_auto
-from hebbian_softmax.rule import GAMMA, LIMIT
+from hebbian_softmax.lab.base.settings import Former, boolean, choice, number, setting, whole_or_auto
+from hebbian_softmax.rule import GAMMA, LIMIT, Rate
 
-DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = GAMMA, LIMIT, "across", "auto", True
+DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_RATE = GAMMA, "auto", "mean"
+DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = "across", "auto", True
 """The library's default rule."""
-RULE_BEFORE: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}
+RULE_BEFORE: dict[str, Any] = {"write": "centred", "rate": "paper", "start": 0, "fade": False}
 """The rule of runs that do not name these settings."""
-LITERAL_RULE: dict[str, Any] = {"write": "literal", "start": 0, "fade": False}
+LITERAL_RULE: dict[str, Any] = {"write": "literal", "rate": "paper", "start": 0, "fade": False}
 """The paper's rule."""
+RATES: dict[str, Callable[[float, int | None], Rate]] = {
+    "mean": MeanRate,
+    "paper": lambda gamma, limit: PaperRate(gamma, LIMIT if limit is None else limit),
+    "inclusive": lambda gamma, limit: InclusiveRate(gamma, LIMIT if limit is None else limit),
+    "constant": lambda gamma, limit: ConstantRate(gamma, LIMIT if limit is None else limit),
+    "inverse": lambda gamma, limit: InverseCountRate(LIMIT if limit is None else limit),
+}
+"""The rule's rate λ, made from γ and T; all of them end at T."""
 
 
 def write_of_center(text: str) -> str:
@@ -35,14 +45,40 @@ def gamma_setting(help: str = "γ, smallest mixing rate of the Hebbian rule", be
     return setting(DEFAULT_GAMMA, help, number(0, 1), before=before)
 
 
-def limit_setting(
-    help: str = "T, number of occurrences of a class that the rule writes", before: int | None = None
-) -> Any:
+def limit_setting(help: str = "T, the occurrences of a class that the rule writes", before: int | None = None) -> Any:
     """Declare the setting `limit`."""
-    return setting(DEFAULT_LIMIT, help, integer(0), before=before)
+    usual = f", or auto: {LIMIT}, more in long trainings, fewer where there are fewer classes"
+    return setting(DEFAULT_LIMIT, help + usual, whole_or_auto, before=before)
 
 
-def write_setting(paper: str = "--write literal --start 0 --no-fade") -> Any:
+def number_of(limit: int | str) -> int | None:
+    """Return T as the library takes it.
+
+    >>> number_of(30), number_of("auto")
+    (30, None)
+    """
+    return None if limit == "auto" else int(limit)
+
+
+def make_rate(name: str, gamma: float, limit: int | str) -> Rate:
+    """Return the rate λ that these settings describe."""
+    return RATES[name](gamma, number_of(limit))
+
+
+def rate_setting(*names: str) -> Any:
+    """Declare the setting `rate`, a choice from these names."""
+    meanings = {
+        "mean": "the mean of a class's activations, later of the latest ones",
+        "paper": "1/c, at least γ",
+        "inclusive": "the paper's with a count that includes the batch",
+        "constant": "γ",
+        "inverse": "1/c",
+    }
+    listed = ", ".join(f"{name} ({meanings[name]})" for name in names)
+    return setting(DEFAULT_RATE, f"the mixing rate λ: {listed}", choice(*names), before=RULE_BEFORE["rate"])
+
+
+def write_setting(paper: str = "--write literal --rate paper --start 0 --no-fade") -> Any:
     """Declare the setting `write`; `paper` are the options that give the paper's rule."""
     return setting(
         DEFAULT_WRITE,

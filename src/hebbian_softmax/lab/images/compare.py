@@ -47,6 +47,7 @@ class Comparison:
                 learning_rate=settings.learning_rate,
                 gamma=settings.gamma,
                 limit=settings.limit,
+                rate=settings.rate,
                 write=settings.write,
                 scale=1.0 if settings.write == "literal" else "match",
                 start=settings.start,

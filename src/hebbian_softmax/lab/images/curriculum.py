@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hebbian_softmax.lab.base.rule import fade_setting, gamma_setting, limit_setting, start_setting, write_setting
+from hebbian_softmax.lab.base.rule import (
+    fade_setting,
+    gamma_setting,
+    limit_setting,
+    rate_setting,
+    start_setting,
+    write_setting,
+)
 from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
 
 START = 30  # classes at first
@@ -21,8 +28,9 @@ class CurriculumSettings:
     classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
     learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", number(0))
     gamma: float = gamma_setting()
-    limit: int = limit_setting()
+    limit: int | str = limit_setting()
     write: str = write_setting()
+    rate: str = rate_setting("mean", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))

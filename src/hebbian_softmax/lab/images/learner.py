@@ -13,8 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import ConstantRate, HebbianSoftmax, InverseCountRate, PaperRate
-from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_START, DEFAULT_WRITE
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InverseCountRate
+from hebbian_softmax.lab.base.rule import (
+    DEFAULT_FADE,
+    DEFAULT_GAMMA,
+    DEFAULT_LIMIT,
+    DEFAULT_RATE,
+    DEFAULT_START,
+    DEFAULT_WRITE,
+    make_rate,
+    number_of,
+)
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet, count_features
 from hebbian_softmax.lab.images.curriculum import ADDED, BATCH, START, THRESHOLD
@@ -24,12 +33,11 @@ from hebbian_softmax.rule import Rate
 DROPOUT = 0.2
 # The number of classes that a check tests together. A CPU is twice as fast while its cache holds them.
 PART = {"cuda": 200, "cpu": 20}
-RATES: dict[str, Callable[[float, int], Rate]] = {
-    "paper": PaperRate,
-    "constant": lambda gamma, limit: ConstantRate(gamma),
-    "inverse": lambda gamma, limit: InverseCountRate(),
+FOR_EVER: dict[str, Callable[[float], Rate]] = {
+    "constant": ConstantRate,
+    "inverse": lambda gamma: InverseCountRate(),
 }
-"""Each makes λ from γ and T. Only the paper's rate ends at T."""
+"""The rates λ that do not end at T, made from γ."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,10 @@ class Method:
     hebbian: bool
     learning_rate: float = 1e-3
     gamma: float = DEFAULT_GAMMA
-    limit: int = DEFAULT_LIMIT
-    rate: str = "paper"
-    """The rate λ: `paper` is equation 4, `constant` is always γ, `inverse` is always 1/c (section 3.1)."""
+    limit: int | str = DEFAULT_LIMIT
+    rate: str = DEFAULT_RATE
+    """The rate λ: `mean` is the library's, `paper` is equation 4, `constant` is always γ, and `inverse` is always 1/c
+    (section 3.1)."""
     scale: float | str = "match"
     write: str = DEFAULT_WRITE
     """What the rule writes: `literal`, `centred` or `across`."""
@@ -72,6 +81,13 @@ class Method:
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold a step. Two objectives cannot, since solving them waits for the device."""
         return not (self.hebbian and self.objective in ("svm", "smax"))
+
+
+def rate_of(method: Method) -> Rate:
+    """Return the rate λ of a method."""
+    if method.rate in FOR_EVER:
+        return FOR_EVER[method.rate](method.gamma)
+    return make_rate(method.rate, method.gamma, method.limit)
 
 
 @dataclass(frozen=True)
@@ -123,8 +139,8 @@ class Learner:
             count_features(filters, *self.images.shape[-2:]),
             self.total,
             gamma=method.gamma,
-            limit=method.limit,
-            rate=RATES[method.rate](method.gamma, method.limit),
+            limit=number_of(method.limit),
+            rate=rate_of(method),
             scale=method.scale,
             write=method.write,
             objective=method.objective,
@@ -160,7 +176,7 @@ class Learner:
         inputs, labels = self.draw()
         self.loss.copy_(self.descend(inputs, labels, None))
         if self.method.extra_steps:
-            rare = (self.seen[labels] < self.method.limit).float()
+            rare = (self.seen[labels] < self.head.limit).float()
             self.seen.index_add_(0, labels, torch.ones_like(labels))
             for _ in range(self.method.extra_steps):
                 self.descend(inputs, labels, rare)

@@ -25,6 +25,7 @@ from hebbian_softmax.lab.base.rule import (
     fade_setting,
     gamma_setting,
     limit_setting,
+    rate_setting,
     start_setting,
     write_setting,
 )
@@ -84,10 +85,11 @@ class Settings:
         3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
     )
     write: str = write_setting()
+    rate: str = rate_setting("mean", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     gamma: float = gamma_setting("γ of the rule where the part tuning is left out", before=0.1)
-    limit: int = limit_setting("T of the rule where the part tuning is left out", before=50)
+    limit: int | str = limit_setting("T of the rule where the part tuning is left out", before=50)
     parts: str = setting("all", f"all, or some of {','.join(PARTS)}", some_parts)
     together: int = setting(30, "trials that run at a time on a GPU; on a CPU it is one per core", integer(1, 1000))
     budget: float = setting(0.0, "seconds after which to stop, to be resumed later; 0 for no limit", number(0))
@@ -103,6 +105,7 @@ class Settings:
             hebbian=True,
             gamma=self.gamma,
             limit=self.limit,
+            rate=self.rate,
             scale=1.0 if self.write == "literal" else "match",
             write=self.write,
             start=self.start,
@@ -244,10 +247,12 @@ def hebbian_settings(rule: Method, count: int = TRIALS) -> list[Method]:
 
     Writes across the mean bear larger γ than the paper's (results/study/images).
     """
-    gammas = (0.1, 0.2, 0.3) if rule.write == "across" else (0.05, 0.1, 0.25)
+    across = rule.write == "across"
+    gammas = (0.1, 0.2, 0.3) if across else (0.05, 0.1, 0.25)
+    limits: tuple[int | str, ...] = (30, "auto" if across else 100, 300)
     grid = [
         replace(rule, learning_rate=rate, limit=limit, gamma=gamma)
-        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), (30, 100, 300), gammas)
+        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), limits, gammas)
     ]
     return [grid[number * len(grid) // count] for number in range(min(count, len(grid)))]
 
@@ -310,7 +315,7 @@ def described(method: Method) -> str:
     """Return the tuned settings in words.
 
     >>> described(Method(hebbian=True))
-    'learning rate 0.001, T 100, γ 0.2'
+    'learning rate 0.001, T auto, γ 0.2'
     """
     words = f"learning rate {method.learning_rate:g}"
     return f"{words}, T {method.limit}, γ {method.gamma:g}" if method.hebbian else words

@@ -15,9 +15,10 @@ from hebbian_softmax import HebbianSoftmax, OnePassAdam, OnePassRMSprop
 from hebbian_softmax.attach.pending import FOLD_ROWS_ON_CUDA
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.ranks import current_ranks
+from hebbian_softmax.lab.base.rule import make_rate, number_of
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.language.model import MODELS, Carried, LanguageModel
-from hebbian_softmax.lab.language.settings import RATES, Settings
+from hebbian_softmax.lab.language.settings import Settings
 from hebbian_softmax.write import kernels_suit
 
 SECOND_MOMENT = 0.999  # Adam's β₂; RMSprop keeps torch's own 0.99
@@ -32,8 +33,8 @@ def make_model(settings: Settings, vocabulary: int, *, hebbian: bool, device: to
         settings.sizes.embedding,
         vocabulary,
         gamma=settings.gamma,
-        limit=settings.limit,
-        rate=RATES[settings.rate](settings.gamma, settings.limit),
+        limit=number_of(settings.limit),
+        rate=make_rate(settings.rate, settings.gamma, settings.limit),
         dropout=0.0 if settings.locked_dropout else settings.output_dropout,  # the model has a locked one
         objective=settings.objective,
         scale="match" if settings.rule_scale == "match" else float(settings.rule_scale),

@@ -1,23 +1,20 @@
 """The options of `hebbian train` and `hebbian compare` on a corpus, and the choices that they offer."""
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from hebbian_softmax import ConstantRate, GrowingLimitRate, InclusiveRate, InverseCountRate, PaperRate
-from hebbian_softmax.lab.base.rule import fade_setting, gamma_setting, limit_setting, start_setting, write_setting
+from hebbian_softmax.lab.base.rule import (
+    RATES,
+    fade_setting,
+    gamma_setting,
+    limit_setting,
+    rate_setting,
+    start_setting,
+    write_setting,
+)
 from hebbian_softmax.lab.base.settings import choice, integer, number, setting
 from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, PRESETS, NetworkOptions, Sizes
-from hebbian_softmax.rule import Rate
 
-RATES: dict[str, Callable[[float, int], Rate]] = {
-    "growing": GrowingLimitRate,
-    "paper": PaperRate,
-    "inclusive": InclusiveRate,
-    "constant": ConstantRate,
-    "inverse": lambda gamma, limit: InverseCountRate(limit),
-}
-"""The rule's rate λ, made from γ and T (section 3.1); all of them end at T, which grows in the first."""
 OBJECTIVES = ("l2", "ip", "svm", "smax")
 OPTIMIZERS = ("one-pass-adam", "one-pass-rmsprop", "adam", "rmsprop", "sgd")
 SCHEDULES = ("constant", "cosine", "linear")
@@ -86,14 +83,9 @@ class Settings:
     )
     attention_dropout: float = setting(0.0, "transformer: dropout of the weights of attention", share, later=True)
 
-    limit: int = limit_setting("T, the occurrences of a word that the rule writes")
+    limit: int | str = limit_setting("T, the occurrences of a word that the rule writes")
     gamma: float = gamma_setting("γ, the smallest mixing rate of the rule")
-    rate: str = setting(
-        "growing",
-        "λ: growing (the paper's, with a T that grows for words that stay rare), paper, inclusive (the paper's with a "
-        "count that includes the batch), constant (γ), inverse (1/c)",
-        choice(*RATES),
-    )
+    rate: str = rate_setting(*RATES)
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
     rule_scale: str = setting("match", "factor on what is written: a number (the paper: 1), or match", rule_scale)
     write: str = write_setting("--write literal --rate paper --rule-scale 1 --start 0 --no-fade")

@@ -16,6 +16,7 @@ from hebbian_softmax.lab.base.rule import (
     gamma_setting,
     limit_setting,
     newly_begun,
+    rate_setting,
     start_setting,
     write_setting,
     writing_began,
@@ -44,8 +45,9 @@ class Settings:
     classes: int = setting(1000, "number of classes", integer(20, 100_000))
     learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", number(0))
     gamma: float = gamma_setting()
-    limit: int = limit_setting()
+    limit: int | str = limit_setting()
     write: str = write_setting()
+    rate: str = rate_setting("mean", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
@@ -63,7 +65,7 @@ class Comparison:
         self.settings = settings
         self.data = longtail(settings.classes, settings.seed)
         self.batches = ShuffledBatches(len(self.data.train_targets), BATCH, settings.seed)
-        names = ("gamma", "limit", "write", "start", "fade")
+        names = ("gamma", "limit", "write", "rate", "start", "fade")
         rule = Method(settings.learning_rate, hebbian=True, **{name: getattr(settings, name) for name in names})
         methods = {"plain": Method(settings.learning_rate), "hebbian": rule}
         self.contenders = {name: Learner(self.data, methods[name], settings.seed) for name in NAMES}

@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hebbian_softmax import HebbianSoftmax
-from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_START, DEFAULT_WRITE
+from hebbian_softmax.lab.base.rule import (
+    DEFAULT_FADE,
+    DEFAULT_GAMMA,
+    DEFAULT_LIMIT,
+    DEFAULT_RATE,
+    DEFAULT_START,
+    DEFAULT_WRITE,
+    make_rate,
+    number_of,
+)
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.longtail.tasks import FEATURES, LongTail
 
@@ -48,7 +57,7 @@ class ShuffledBatches:
 
 @dataclass(frozen=True)
 class Method:
-    """How a network is trained. The last five are settings of the Hebbian rule.
+    """How a network is trained. The last six are settings of the Hebbian rule.
 
     With `balanced`, the logarithms of the classes' frequencies are added to the logits in training alone (balanced
     softmax, or logit adjustment): the network learns the rest, which is right where all classes are equally frequent.
@@ -58,8 +67,9 @@ class Method:
     hebbian: bool = False
     balanced: bool = False
     gamma: float = DEFAULT_GAMMA
-    limit: int = DEFAULT_LIMIT
+    limit: int | str = DEFAULT_LIMIT
     write: str = DEFAULT_WRITE
+    rate: str = DEFAULT_RATE
     start: int | str = DEFAULT_START
     fade: bool = DEFAULT_FADE
 
@@ -77,8 +87,9 @@ class Learner:
                 FEATURES,
                 classes,
                 gamma=method.gamma,
-                limit=method.limit,
+                limit=number_of(method.limit),
                 write=method.write,
+                rate=make_rate(method.rate, method.gamma, method.limit),
                 start=method.start,
                 fade=method.fade,
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hebbian_softmax.lab.base.extras import require
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.base.rule import RULE_BEFORE, fade_setting, start_setting, write_setting
+from hebbian_softmax.lab.base.rule import RULE_BEFORE, fade_setting, rate_setting, start_setting, write_setting
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import choice, integer, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
@@ -30,8 +30,8 @@ from hebbian_softmax.lab.report.tables import Cell, Table
 FIRST_TUNING_SEED = 1000
 TRIALS = 9  # settings tried for each method
 LOWEST_RATE, HIGHEST_RATE = 5e-4, 1.6e-2
-RULES = {
-    "across": ((0.2, 100), (0.1, 100), (0.2, 30)),
+RULES: dict[str, tuple[tuple[float, int | str], ...]] = {
+    "across": ((0.2, "auto"), (0.1, "auto"), (0.2, 30)),
     "centred": ((0.1, 30), (0.05, 200), (0.25, 100)),
     "literal": ((0.1, 30), (0.05, 200), (0.25, 100)),
 }
@@ -58,6 +58,7 @@ class Settings:
     seeds: int = setting(5, "number of seeds reported, from 0 on", integer(1, 999))
     trials: int = setting(TRIALS, "number of settings tried for each method", integer(1, TRIALS))
     write: str = write_setting()
+    rate: str = rate_setting("mean", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     classes: int = setting(1000, "number of classes of zipf", integer(25, 100_000))
@@ -160,7 +161,7 @@ def methods_of(kind: str, tail: Tail, settings: Settings) -> list[Method]:
     if not hebbian:
         ratio = (HIGHEST_RATE / LOWEST_RATE) ** (1 / max(1, count - 1))
         return [Method(float(f"{LOWEST_RATE * ratio**number:.2g}"), balanced=balanced) for number in range(count)]
-    rule: dict[str, Any] = {"write": settings.write, "start": settings.start, "fade": settings.fade}
+    rule: dict[str, Any] = {name: getattr(settings, name) for name in ("write", "rate", "start", "fade")}
     grid = [
         Method(rate, hebbian, balanced, gamma, limit, **rule)
         for (gamma, limit), rate in product(RULES[settings.write], tail.rates)
@@ -172,7 +173,7 @@ def described(method: Method) -> str:
     """Return the tuned settings in words.
 
     >>> described(Method(0.002, hebbian=True))
-    'learning rate 0.002, γ 0.2, T 100'
+    'learning rate 0.002, γ 0.2, T auto'
     """
     words = f"learning rate {method.learning_rate:g}"
     return f"{words}, γ {method.gamma:g}, T {method.limit}" if method.hebbian else words

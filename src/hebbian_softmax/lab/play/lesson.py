@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import HebbianSoftmax, PaperRate
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.play.network import Knowledge
 
 GAMMA, LIMIT = 0.1, 50
 RULE: dict[str, Any] = {"write": "centred", "start": 0, "fade": False}  # with which the page was measured
+RATE = PaperRate(GAMMA, LIMIT)  # likewise
 SHOWN = 100  # batches of old activations that a Hebbian head sees first: its running values then forget slowly
 # The learning rates of the plain head's steps, without momentum: the best on other characters (results/play).
 LEARNING_RATE, LEARNING_RATE_WITH_REPLAY = 0.25, 1.0
@@ -210,7 +211,7 @@ def hebbian_head(knowledge: Knowledge) -> HebbianSoftmax:
     linear = copy.deepcopy(knowledge.head)
     # With counts of its own this is no trained head, whose write expects a new class as rarely as it was seen; in a
     # lesson all characters come equally often.
-    head = HebbianSoftmax.from_linear(linear, gamma=GAMMA, limit=LIMIT, counts=0, **RULE)
+    head = HebbianSoftmax.from_linear(linear, gamma=GAMMA, limit=LIMIT, rate=RATE, counts=0, **RULE)
     head.counts.fill_(LIMIT)
     labels = torch.arange(linear.out_features).repeat_interleave(knowledge.activations.shape[1])
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

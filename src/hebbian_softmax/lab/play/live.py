@@ -128,6 +128,7 @@ def serve(load: Load, settings: CurriculumSettings) -> None:
 def settings_of(source: ImageSource, given: Message) -> CurriculumSettings:
     """Return the settings of a curriculum that the server asks for, with the rule that the page was measured with."""
     options: dict[str, Any] = {name: given[name] for name in ("steps", "gamma", "limit", "seed")} | RULE
+    options["rate"] = "paper"
     if given["images"] == "omniglot":
         options["data_root"] = given["data_root"]
     # The demo's size also for Omniglot: checks come often enough to watch them.

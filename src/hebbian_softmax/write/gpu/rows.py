@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 AS_IT_IS, INTO_BALL, ONTO_SPHERE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """OBJECTIVE: w* = h̄, h̄ projected into a ball, or h̄ stretched to a sphere."""
+_PROGRAMS = 16_384
+"""The most programs of the write; in batches up to this size each has one position. Most find nothing to do."""
 
 
 def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor, timing: Timing) -> None:
@@ -31,8 +33,9 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor,
         if runs is None:
             return
         objective, radius = objective_of(head)
-        write_rows_kernel[(runs.keys.numel(),)](
-            runs, head.counts, head.since_start, weight, head.in_features, float(radius),
+        positions = runs.keys.numel()
+        write_rows_kernel[(min(positions, _PROGRAMS),)](
+            runs, head.counts, head.since_start, weight, positions, head.in_features, float(radius),
             MEMORIZING=head.memorizing, OBJECTIVE=objective, ACROSS=head.write == "across", **tile(head.in_features),
         )  # fmt: skip
         # Autograd refuses to go back through values that have changed, so it must be told.
@@ -50,26 +53,30 @@ def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
 
 @triton.jit
 def write_rows_kernel(
-    runs, counts, since_start, weight, features, radius,
+    runs, counts, since_start, weight, positions, features, radius,
     MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Look at one sorted position in each program; at the start of a run count it and, where λ > 0, mix the row."""
-    position = tl.program_id(0)
-    n = tl.load(runs.n + position)
-    if n > 0:
+    """Look at one or a few sorted positions in each program; at the start of a run mix the row where λ > 0, and count.
+
+    What a program looks at is far apart: the classes with the last keys, which are often the rare ones, have one
+    position each. How many rows are under way at once decides the time, so a program holds as few values as it can.
+    """
+    for position in range(tl.program_id(0), positions, tl.num_programs(0)):
+        n = tl.load(runs.n + position)
+        rate = tl.load(runs.rate + position)
         key = tl.load(runs.keys + position).to(tl.int64)
-        count_run(runs, position, n, counts + key, since_start + key, MEMORIZING)
-        if MEMORIZING:
-            rate = tl.load(runs.rate + position)
-            if rate > 0:
-                column = tl.arange(0, BLOCK)
-                inside = column < features
-                at = weight + key * features + column
-                row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-                memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
-                if ACROSS:
-                    memory = kept_along(runs, position, memory, row, features, BLOCK)
-                tl.store(at, mixed(row, memory, rate, weight.dtype.element_ty), mask=inside)
+        if n > 0:
+            if MEMORIZING:
+                if rate > 0:
+                    memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                    column = tl.arange(0, BLOCK)
+                    inside = column < features
+                    at = weight + key * features + column
+                    row = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                    if ACROSS:
+                        memory = kept_along(runs, position, memory, row, features, BLOCK)
+                    tl.store(at, mixed(row, memory, rate, weight.dtype.element_ty), mask=inside)
+            count_run(runs, position, n, counts + key, since_start + key, MEMORIZING)
 
 
 @triton.jit
@@ -78,9 +85,8 @@ def memory_of_run(
 ):
     """Return w* of the run at ``position``: the mean of its activations, centred, scaled, through the objective."""
     column = tl.arange(0, BLOCK)
-    away = tl.load(runs.center + column, mask=column < features, other=0.0)
     mean = mean_of_run(runs.h, runs.order, runs.blocks, position, n, features, ROWS, BLOCK)
-    w = (mean - away) * tl.load(runs.scale)
+    w = (mean - tl.load(runs.center + column, mask=column < features, other=0.0)) * tl.load(runs.scale)
     if OBJECTIVE == INTO_BALL:
         w = tl.where(tl.sqrt_rn(tl.sum(w * w, 0)) <= radius, w, _onto_sphere(w, radius))
     if OBJECTIVE == ONTO_SPHERE:
@@ -94,8 +100,8 @@ def kept_along(runs, position, memory, row, features, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     m = tl.load(runs.center + column, mask=column < features, other=0.0) * tl.load(runs.direction)
     first = (tl.load(runs.before + position) == 0) & (tl.load(runs.along + 1) > 0)
-    wanted = tl.where(first, tl.load(runs.along), tl.sum(row * m, 0))
-    return memory + (wanted - tl.sum(memory * m, 0)) * m
+    missing = tl.sum((tl.where(first, 0.0, row) - memory) * m, 0) + tl.where(first, tl.load(runs.along), 0.0)
+    return memory + missing * m
 
 
 @triton.jit

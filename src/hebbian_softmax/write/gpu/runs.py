@@ -15,9 +15,9 @@ from hebbian_softmax.rule import (
     RARE_AMONG,
     RARE_IN_TIME,
     ConstantRate,
-    GrowingLimitRate,
     InclusiveRate,
     InverseCountRate,
+    MeanRate,
     PaperRate,
     Rate,
 )
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from hebbian_softmax.write.activations import Activations
     from hebbian_softmax.write.timing import Timing
 
-GIVEN, BEFORE, INCLUSIVE, CONSTANT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""RATE: λ is computed in torch, from the count before the batch, from the count with it, or is always the same."""
+GIVEN, BEFORE, INCLUSIVE, CONSTANT, MEAN = (tl.constexpr(each) for each in range(5))
+"""RATE: λ is computed in torch, from the count before the batch, from the count with it, is always the same, or is the
+batch's share of that count."""
 _LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
 _RARE_AMONG, _RARE_IN_TIME = tl.constexpr(RARE_AMONG), tl.constexpr(RARE_IN_TIME)
 _WINDOW = tl.constexpr(128)
@@ -115,11 +116,11 @@ def find_runs(
     rate, norms, components = (h.new_empty(n, dtype=torch.float32) for _ in range(3))
     direction = rate.new_empty(1)
     begun = many.new_empty(1)
-    kind, gamma, limit = _known_rate(head.rate)
+    kind, gamma, limit = _known_rate(head.rate, head.num_classes if timing.waits and head.limit_grows() else None)
     match = head.scale == "match"
     step, kind_of_step = no_step(weight) if update is None else update.arguments()
     moment, timed = _moment(head, timing)
-    measured = many if head.settling is None else torch.zeros_like(many)
+    measured = many if head.settling is None else torch.empty_like(many)
     block = tile(features)["BLOCK"]
     row_parts = min(_ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
@@ -132,13 +133,13 @@ def find_runs(
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
-        given = head.mixing_rate(before, many.clamp_min(1).long()).to(rate.dtype)
+        given = head.mixing_rate(before, many.clamp_min(1).long(), in_step=timing.waits).to(rate.dtype)
         rate = given * torch.where(many > 0, rate, 0)  # where no run starts, the factor has no value
     blocks = _sums_of_blocks(head, h, keys, order, rate, measured)
     # Last of all, so that a rate that raises has changed nothing.
     fits = None
     if head.settling is not None:
-        fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured), measured
+        fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured, begun), measured
     found = advance(head, seen.sums, before, norms, all_norms, all_rows, fits, components, direction)
     center, scale, along = found
     return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun, direction, along)
@@ -156,13 +157,16 @@ def _sums_of_blocks(
     return blocks
 
 
-def _known_rate(rate: Rate) -> tuple[int, float, int | None]:
-    """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else."""
+def _known_rate(rate: Rate, classes: int | None) -> tuple[int, float, int | None]:
+    """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else.
+
+    ``classes`` are those of ``MeanRate.least_limit``.
+    """
     match rate:
         case PaperRate(gamma, limit) if type(rate) is PaperRate:
             return BEFORE.value, gamma, limit
-        case GrowingLimitRate(gamma, limit) if type(rate) is GrowingLimitRate:
-            return BEFORE.value, gamma, limit
+        case MeanRate(gamma) if type(rate) is MeanRate:
+            return MEAN.value, gamma, rate.least_limit(classes)
         case InclusiveRate(gamma, limit) if type(rate) is InclusiveRate:
             return INCLUSIVE.value, gamma, limit
         case ConstantRate(value, limit) if type(rate) is ConstantRate:
@@ -231,10 +235,21 @@ def find_runs_kernel(
             tl.store(direction_out, tl.where(has_one, tl.div_rn(1.0, tl.where(has_one, norm, 1.0)), 0.0))
     key = tl.load(keys + position).to(tl.int32)
     previous = tl.load(keys + position - 1, mask=position > 0, other=-1)
+    last = tl.cast(limit, tl.int64)
+    if GROWS:
+        among, in_time = tl.load(seen_in_all) // classes // _RARE_AMONG, tl.load(batches + 1) // _RARE_IN_TIME
+        last = tl.maximum(last, tl.minimum(among, in_time))
     before = tl.zeros([], tl.int64)
     many = tl.zeros([], tl.int32)
+    sampled = many
     if (key != previous) & (key >= 0):
         before = tl.load(counts + key)
+        since = tl.load(moment.since_start + key)
+        if MATCH or ACROSS:  # loaded now, because the loop below waits
+            column = tl.arange(0, BLOCK)
+            row, _m, _v = stepped(
+                weight, key.to(tl.int64) * features + column, column < features, step, KIND, LR_TENSOR
+            )
         found = many + _WINDOW
         while found == _WINDOW:  # most runs end within the first window
             at = position + many + tl.arange(0, _WINDOW)
@@ -242,32 +257,26 @@ def find_runs_kernel(
             many += found
         if SLOTS:
             tl.store(slots + key, position)
-        rate = _strength(moment, tl.load(moment.since_start + key), FADE_TENSOR)
+        rate = _strength(moment, since, FADE_TENSOR)
         if WAITS:
             rate = tl.where(begun, rate, 0.0)
         if AUTO:
             if begun == 0:
                 stride = tl.load(moment.stride)
-                sampled = (key % stride == 0) & (key // stride < moment.sampled)
-                tl.store(measured_out + position, sampled.to(tl.int32))
-        last = tl.cast(limit, tl.int64)
-        if GROWS:
-            among = tl.load(seen_in_all) // classes // _RARE_AMONG
-            last = tl.maximum(last, tl.minimum(among, tl.load(batches + 1) // _RARE_IN_TIME))
+                sampled = ((key % stride == 0) & (key // stride < moment.sampled)).to(tl.int32)
         if RATE != GIVEN:
             rate *= _rate(before, many, gamma, last, RATE, LIMITED)
         tl.store(rate_out + position, rate)
         if MATCH or ACROSS:
             if before > 0:
-                column = tl.arange(0, BLOCK)
-                at = key.to(tl.int64) * features + column
-                row, _m, _v = stepped(weight, at, column < features, step, KIND, LR_TENSOR)
                 tl.store(norm_out + position, tl.sqrt_rn(tl.sum(row * row, 0)))
                 if ACROSS:
                     along = tl.load(mean + column, mask=column < features, other=0.0)
                     tl.store(component_out + position, tl.sum(row * along, 0))
     tl.store(n_out + position, many)
     tl.store(before_out + position, before)
+    if AUTO:
+        tl.store(measured_out + position, sampled)
 
 
 @triton.jit
@@ -299,15 +308,18 @@ def counted(before, n):
 @triton.jit
 def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
     """Return λ of equation 4. 1/c is divided in float64 and rounded once, so λ has the bits of the float64 rate."""
-    count = before
-    if RATE == INCLUSIVE:
+    count, limited = before, before
+    if (RATE == INCLUSIVE) | (RATE == MEAN):
         count = counted(before, n)
+    if RATE == INCLUSIVE:
+        limited = count
     rate = gamma
-    if RATE != CONSTANT:
-        inverse = 1.0 / tl.maximum(count, 1).to(tl.float64)
-        rate = tl.maximum(inverse.to(tl.float32), gamma)
+    if RATE == MEAN:
+        rate = tl.maximum((n.to(tl.float64) / count.to(tl.float64)).to(tl.float32), gamma)
+    elif RATE != CONSTANT:
+        rate = tl.maximum((1.0 / tl.maximum(count, 1).to(tl.float64)).to(tl.float32), gamma)
     if LIMITED:
-        rate = tl.where(count < limit, rate, 0.0)
+        rate = tl.where(limited < limit, rate, 0.0)
     return rate
 
 

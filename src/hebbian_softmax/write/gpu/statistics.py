@@ -52,7 +52,7 @@ def advance(
         1.0 if match else head.scale, HORIZON, RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across",
         MATCH=match, FIT=fits is not None,
         CENTER=head.write != "literal", PARTS=power_of_two(parts),
-        ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=8,
+        ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=16,
     )  # fmt: skip
     torch.autograd.graph.increment_version((*running.buffers(), head.nonfinite_count))
     return center, scale, along
@@ -121,30 +121,21 @@ def statistics_kernel(
             tl.store(norms + 1, activations)
             batches_before, seen_before = tl.load(batches + 1), tl.load(seen_in_all)
             if FIT:
-                _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
+                if tl.load(fit.began) < 0:
+                    _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
+            row_sum, rows, component_sum, rare_rows = _sums_over_runs(
+                before, row_norms, across, n, MATCH, ACROSS, POSITIONS
+            )
             if ACROSS:
-                _see_along(across, before, n, horizon, POSITIONS)
+                _see_along(across, component_sum, rare_rows, horizon)
             tl.debug_barrier()
             tl.store(batches + 1, batches_before + 1)
             tl.store(seen_in_all, seen_before + many)
             if MATCH:
-                row_sum = tl.zeros([], tl.float32)
-                rows = tl.zeros([], tl.int32)
                 if seen == 0:
                     every = tl.arange(0, ALL_PARTS)
                     row_sum = tl.sum(tl.load(all_norm_sums + every, mask=every < all_parts, other=0.0), 0)
                     rows = tl.sum(tl.load(all_rows + every, mask=every < all_parts, other=0), 0)
-                else:
-                    familiar_norms = tl.zeros([POSITIONS], tl.float32)
-                    familiar_rows = tl.zeros([POSITIONS], tl.int32)
-                    for first in range(0, n, POSITIONS):
-                        position = first + tl.arange(0, POSITIONS)
-                        familiar = tl.load(before + position, mask=position < n, other=0) > 0
-                        norm = tl.load(row_norms + position, mask=position < n, other=0.0)
-                        familiar_norms += tl.where(familiar, norm, 0.0)
-                        familiar_rows += familiar.to(tl.int32)
-                    row_sum = tl.sum(familiar_norms, 0)
-                    rows = tl.sum(familiar_rows, 0)
                 if rows > 0:
                     seen += 1
                     rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
@@ -159,22 +150,36 @@ def statistics_kernel(
 
 
 @triton.jit
-def _see_along(across, before, n, horizon, POSITIONS: tl.constexpr):
-    """Advance the component along the mean of rows that were seen fewer than T times."""
-    total = tl.zeros([POSITIONS], tl.float32)
-    rows = tl.zeros([POSITIONS], tl.int32)
+def _sums_over_runs(
+    before, row_norms, across, n, MATCH: tl.constexpr, ACROSS: tl.constexpr, POSITIONS: tl.constexpr
+):  # fmt: skip
+    """Return the sum of the norms of the batch's familiar rows and their number, and for those that were seen fewer
+    than T times the sum of their components along the mean, not yet divided by its norm, and their number.
+    """
+    norms, components = tl.zeros([POSITIONS], tl.float32), tl.zeros([POSITIONS], tl.float32)
+    rows, rare_rows = tl.zeros([POSITIONS], tl.int32), tl.zeros([POSITIONS], tl.int32)
     for first in range(0, n, POSITIONS):
         position = first + tl.arange(0, POSITIONS)
         count = tl.load(before + position, mask=position < n, other=0)
-        rare = (count > 0) & (count < across.limit)
-        total += tl.where(rare, tl.load(across.components + position, mask=rare, other=0.0), 0.0)
-        rows += rare.to(tl.int32)
-    many = tl.sum(rows, 0)
+        familiar = count > 0
+        if MATCH:  # what is loaded for other positions has no meaning, but nothing waits for the count
+            norms += tl.where(familiar, tl.load(row_norms + position, mask=position < n, other=0.0), 0.0)
+            rows += familiar.to(tl.int32)
+        if ACROSS:
+            rare = familiar & (count < across.limit)
+            components += tl.where(rare, tl.load(across.components + position, mask=position < n, other=0.0), 0.0)
+            rare_rows += rare.to(tl.int32)
+    return tl.sum(norms, 0), tl.sum(rows, 0), tl.sum(components, 0), tl.sum(rare_rows, 0)
+
+
+@triton.jit
+def _see_along(across, component_sum, many, horizon):
+    """Advance the component along the mean of rows that were seen fewer than T times."""
     direction, value, seen = tl.load(across.direction), tl.load(across.along), tl.load(across.batches)
     tl.debug_barrier()  # every warp has read what one thread changes below
     if (many > 0) & (direction > 0):
         seen += 1
-        found = tl.div_rn(tl.sum(total, 0) * direction, many.to(tl.float32))
+        found = tl.div_rn(component_sum * direction, many.to(tl.float32))
         value += tl.div_rn(found - value, tl.minimum(seen, horizon).to(tl.float32))
         tl.store(across.along, value)
         tl.store(across.batches, seen)

@@ -63,7 +63,7 @@ def test_the_paper_swept_96_lstms_and_9_rules() -> None:
     assert usual_rule("literal", "paper") == usual_rule("centred", "paper") == paper_rule("paper")
     around = candidates(settings, usual_rule("across", "paper"))
     assert len(around) == 9
-    assert around[0] == {"limit": 100, "gamma": 0.2}  # the library's default
+    assert around[0] == {"limit": "auto", "gamma": 0.2}  # the library's default
 
 
 def test_a_value_given_fixes_its_dimension_and_several_are_tried() -> None:
@@ -158,7 +158,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert (literal.rate, literal.rule_scale, literal.write) == ("paper", "1", "literal")
     assert (literal.start, literal.fade) == (0, False)
     default = [trial.settings for trial in bench.trials if trial.title == "default rule"]
-    assert {(each.rate, each.rule_scale, each.write) for each in default} == {("growing", "match", "across")}
+    assert {(each.rate, each.rule_scale, each.write) for each in default} == {("mean", "match", "across")}
     assert {(each.start, each.fade, each.gamma) for each in default} == {("auto", True, 0.2)}
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 

@@ -62,7 +62,7 @@ class CurvesByLimit(Curves):
     def rule_grid(self, write: str, preset: str) -> Grid:
         limits = (500, 100) if preset == "paper" else (20, 100)  # Smaller sizes see fewer words.
         if write == DEFAULT_WRITE:  # the same curves, but the first setting is the library's default
-            return {"limit": sorted(limits, key=DEFAULT_LIMIT.__ne__), "gamma": GAMMAS}
+            return {"limit": (DEFAULT_LIMIT, *limits), "gamma": GAMMAS}
         return {"limit": limits, "gamma": self.gammas if preset == "paper" else (0.05, 0.1, 0.25)}
 
     def rows(self, tuned: Sequence[Row], settings: ReproduceSettings) -> list[Row]:

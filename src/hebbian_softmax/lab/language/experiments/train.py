@@ -276,7 +276,7 @@ def suggest(name: str, settings: Settings) -> list[str]:
     if isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
         variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
     else:
-        literal = replace(settings, rule_scale="1", rate="paper", **LITERAL_RULE)
+        literal = replace(settings, rule_scale="1", **LITERAL_RULE)
         variations.append((literal, "the paper's literal rule"))
         if settings.start == DEFAULT_START:
             variations.append(

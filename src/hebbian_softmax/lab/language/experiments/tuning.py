@@ -18,6 +18,7 @@ from hebbian_softmax.lab.base.rule import (
     DEFAULT_FADE,
     DEFAULT_GAMMA,
     DEFAULT_LIMIT,
+    DEFAULT_RATE,
     DEFAULT_START,
     DEFAULT_WRITE,
     LITERAL_RULE,
@@ -55,15 +56,15 @@ class Rule:
     settings: Mapping[str, Any]
 
 
-LITERAL = Rule("literal", "literal rule", {"rate": "paper", "rule_scale": "1", **LITERAL_RULE})
+LITERAL = Rule("literal", "literal rule", {"rule_scale": "1", **LITERAL_RULE})
 """The paper's Algorithm 1 as printed."""
 DEFAULT = Rule(
     "default",
     "default rule",
-    {"rate": "growing", "rule_scale": "match", "write": DEFAULT_WRITE, "start": DEFAULT_START, "fade": DEFAULT_FADE},
+    {"rate": DEFAULT_RATE, "rule_scale": "match", "write": DEFAULT_WRITE, "start": DEFAULT_START, "fade": DEFAULT_FADE},
 )
 """The library's default."""
-CORRECTED = Rule("corrected", "corrected rule", {"rate": "inclusive", "rule_scale": "match", **RULE_BEFORE})
+CORRECTED = Rule("corrected", "corrected rule", {"rule_scale": "match", **RULE_BEFORE, "rate": "inclusive"})
 """The rule that version 0.1 had in place of the default: centred from the first step on, with a count that includes
 the batch."""
 
