@@ -2,9 +2,10 @@
 
 Each checkout has a process of its own, and the two take turns: whoever goes first in a round goes second in the next.
 The output layer is measured as one pass of `head.loss` forward and backward, and as one whole training step with the
-one-pass optimizer and the rule's write; language models are measured by their training steps.
+one-pass optimizer and the rule's write, and as the write alone, a CUDA graph; language models are measured by their
+training steps.
 
-    python benchmarks/two_trees.py --before OLD_CHECKOUT --after . [--json FILE] [--quick]
+    python benchmarks/two_trees.py --before OLD_CHECKOUT --after . [--json FILE] [--groups A B] [--quick]
 
 `--quick` uses tiny sizes and the CPU, to see whether everything runs.
 """
@@ -28,22 +29,25 @@ ROUNDS, BLOCK_SECONDS = 6, 0.4
 
 
 def layer_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
-    """Return the work of one output layer: its loss with gradients, and a whole training step."""
+    """Return the work of one output layer: its loss with gradients, a whole training step, and the write alone."""
     import torch
 
-    from hebbian_softmax import HebbianSoftmax, OnePassRMSprop
+    from hebbian_softmax import HebbianSoftmax, OnePassRMSprop, rule
 
     n, features, classes = (64, 16, 500) if quick else LAYERS[name]
     device = "cpu" if quick else "cuda"
     torch.manual_seed(0)
-    head = HebbianSoftmax(features, classes, gamma=0.25, limit=500, device=device)  # and each tree's usual rule
+    # Each tree's usual rule, with one T for both, so that both write the same rows.
+    usual = getattr(rule, "MeanRate", rule.PaperRate)
+    head = HebbianSoftmax(features, classes, gamma=0.25, limit=500, rate=usual(0.25, 500), device=device)
     optimizer = OnePassRMSprop(head.parameters(), lr=1e-5, head=head)
     h = torch.randn(n, features, device=device, dtype=torch.bfloat16, requires_grad=True)
     zipf = torch.arange(1, classes + 1, dtype=torch.float64, device=device).reciprocal()
     targets = torch.multinomial(zipf, n, replacement=True)
     # Counts as after a thousand such batches: on a new head the first write copies raw activations into the rows, and
     # the logits of the same activations then overflow.
-    head.counts.copy_((1000 * n * zipf / zipf.sum()).long())
+    counts = (1000 * n * zipf / zipf.sum()).long()
+    head.counts.copy_(counts)
     if getattr(head, "settling", None) is not None:  # random activations never settle
         head.settling.began.fill_(0)
 
@@ -57,7 +61,24 @@ def layer_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
         loss(remember=True)
         optimizer.step()
 
-    return {f"{name}: loss forward and backward": loss, f"{name}: training step with the write": step}
+    frozen = h.detach()
+
+    def memorize() -> None:
+        head.counts.copy_(counts)  # so that every call writes the same rows
+        head.memorize(frozen, targets)
+
+    write = memorize
+    if not quick:
+        memorize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            memorize()
+        write = graph.replay
+    return {
+        f"{name}: loss forward and backward": loss,
+        f"{name}: training step with the write": step,
+        f"{name}: the write alone, as a graph": write,
+    }
 
 
 def word_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
@@ -143,6 +164,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="the older checkout")
     parser.add_argument("--after", type=Path, default=Path(), help="the newer checkout (default: this folder)")
     parser.add_argument("--json", type=Path, help="write all times to this file")
+    parser.add_argument("--groups", nargs="+", choices=[*VOCABULARIES, *LAYERS], help="what to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes on the CPU: does everything run?")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -154,7 +176,7 @@ def main() -> None:
     checkouts = {"before": Checkout(options.before, options.quick), "after": Checkout(options.after, options.quick)}
     found: dict[str, Any] = {}
     print(f"{'median of the rounds':48} {'before':>10} {'after':>10}   after/before (least … most of the rounds)")
-    for group in (*VOCABULARIES, *LAYERS):
+    for group in options.groups or (*VOCABULARIES, *LAYERS):
         firsts = {name: checkout.ask(prepare=group) for name, checkout in checkouts.items()}
         for case in firsts["before"]:
             steps = max(3, round((0.01 if options.quick else BLOCK_SECONDS) / max(f[case] for f in firsts.values())))

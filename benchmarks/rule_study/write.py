@@ -39,8 +39,8 @@ class Variant:
     """Let the library's own head write, made with these options, and nothing else of this class; none of them are its
     defaults."""
     rate: str = "annealed"
-    """annealed: max(1/c, γ); constant: γ; polynomial: γ/(c - 1 + γ), at least ``floor``, a mean that weighs late
-    occurrences more; kalman: a gain with drift γ. Each while c < T."""
+    """annealed: max(1/c, γ); constant: γ; jump: 1 for a class never seen, then γ; polynomial: γ/(c - 1 + γ), at least
+    ``floor``, a mean that weighs late occurrences more; kalman: a gain with drift γ. Each while c < T."""
     counted: str = "always"
     """always: c counts every occurrence; start: those since writing began."""
     gamma: float = 0.05
@@ -77,6 +77,10 @@ class Variant:
     base: bool | str = False
     """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
     "rare" to the running mean of that of the batches' rows that were seen fewer than T times."""
+    match: str = "norm"
+    """How activations get the form of rows. norm: one factor, so that their norms are equal; feature: a factor for each
+    feature, so that its mean squares are equal; map: the linear map that predicts a familiar class's row from its
+    activations best; map norm: the same, at the norm of rows."""
     shrink: bool = False
     """Multiply the optimizer's first moment of a written row by 1 - λ."""
     gate: float = 0.0
@@ -113,6 +117,18 @@ class Rule:
         """The component along m of rows that were seen a few times."""
         self.recent = zeros(())
         """The second of the fits over the last ten batches."""
+        self.squares = zeros(2, features) + 1e-9
+        """Mean squares of each feature, of familiar rows and of centred activations."""
+        self.products = zeros(2, features, features)
+        """Mean products of activations with themselves and of rows with activations, of familiar classes."""
+        self.map, self.mapped_norm = torch.eye(features, device=weight.device), zeros(()) + 1e-9
+
+    def refresh(self) -> None:
+        """Solve for the map anew; this is no part of a CUDA graph."""
+        if self.variant.match.startswith("map") and float(self.batches) >= 50:
+            a, b = self.products.double()
+            ridge = 1e-2 * a.diagonal().mean()
+            self.map.copy_(torch.linalg.solve(a + ridge * torch.eye(len(a), device=a.device), b.T).T)
 
     def before_loss(self, targets: Tensor) -> Tensor | None:
         """Return the additive term that leaves out classes which never occurred, if that is wanted."""
@@ -149,6 +165,18 @@ class Rule:
         self.row_batches += familiar.any()
         row_share = familiar.any() / self.row_batches.clamp(min=1, max=HORIZON)
         self.row_norm.lerp_(norm, row_share)
+        if v.match == "feature":
+            rows = (weight.square() * familiar[:, None]).sum(0) / familiar.sum().clamp(min=1)
+            self.squares[0].lerp_(rows, row_share)
+            self.squares[1].lerp_((h - center).square().mean(0), share)
+        if v.match.startswith("map"):
+            known = (seen & (self.counts >= v.limit)).float()[:, None] / (seen & (self.counts >= v.limit)).sum().clamp(
+                min=1
+            )
+            a = (means - center) * known
+            found = torch.stack([a.T @ (means - center), weight.T @ a])
+            self.products.lerp_(found, share)
+            self.mapped_norm.lerp_(((h - center) @ self.map.T).norm(dim=1).mean(), share)
         self._measure(means, seen, share)
         if self.averages is not None:
             rate = (n / (self.counts + n).clamp(min=1)).clamp(min=v.average) * seen
@@ -164,6 +192,11 @@ class Rule:
         v, weight = self.variant, self.weight
         scale = self.row_norm / self.mean_norm.clamp(min=1e-9)
         scale = torch.where((self.row_batches == 0) | (v.write == "literal"), 1.0, scale)
+        if v.match == "feature":
+            scale = (self.squares[0] / self.squares[1]).sqrt()
+        if v.match.startswith("map"):
+            memories = memories @ self.map.T
+            scale = self.row_norm / self.mapped_norm if v.match == "map norm" else torch.ones_like(scale)
         settled = self.fits[1] >= v.settled
         if v.caught_up:
             rises = (self.fits[1] < v.caught_up * self.recent) | (self.fits[1] < LEAST_FIT)
@@ -212,6 +245,8 @@ class Rule:
         below = 1 / (1 + (before / limit) ** v.soft) if v.soft else (before < limit).to(n.dtype)
         if v.rate == "constant":
             return v.gamma * below
+        if v.rate == "jump":
+            return torch.where(before == 0, 1.0, v.gamma) * below
         if v.rate == "polynomial":
             return (v.gamma * n / (before + v.gamma * n).clamp(min=1e-9)).clamp(min=v.floor) * below
         if v.rate == "kalman":
