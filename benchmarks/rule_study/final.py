@@ -4,8 +4,9 @@
 
 For each task both heads first train over a grid of learning rate and dropout, with seed 100. While the best point of a
 head lies at an edge, the grid grows there for both. Then each head trains with its best point and the task's final
-seeds; only these are reported on the test text. Results are appended to the file as they come, and what is in it is not
-run again, so that the program goes on where it was stopped. The last lines are the table.
+seeds, some of them also for other numbers of epochs, and some models are measured with a cache and with MbPA. Only
+these are reported on the test text. Results are appended to the file as they come, and what is in it is not run again,
+so that the program goes on where it was stopped. The last lines are the tables.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ class Task(NamedTuple):
     common: Given
     axes: dict[str, tuple[float, ...]]
     seeds: range
+    with_memories: int = 0
+    """How many of the final seeds are also measured with a cache, and with a cache and MbPA."""
+    other_epochs: tuple[float, ...] = ()
+    """Numbers of epochs for which the final seeds are also trained, with the same settings."""
+
+    def lengths(self) -> tuple[float, ...]:
+        """Return all numbers of epochs of final runs."""
+        return (self.common.get("epochs", Trial.epochs), *self.other_epochs)
 
 
 TASKS = {
@@ -49,12 +58,15 @@ TASKS = {
         WIKITEXT | {"input_dropout": 0.5},
         {"learning_rate": (0.003, 0.0045), "output_dropout": (0.4, 0.5, 0.6)},
         range(10),
+        with_memories=2,
     ),
     "reuters": Task(REUTERS, {"learning_rate": (0.003, 0.0045), "output_dropout": (0.3, 0.4, 0.5)}, range(10)),
     "novels": Task(
-        NOVELS | {"corpus": "novels", "epochs": 5.0},
+        NOVELS | {"corpus": "novels", "epochs": 5.0, "hidden": 2048},
         {"learning_rate": (0.003,), "output_dropout": (0.05, 0.15, 0.25)},
         range(3),
+        with_memories=2,
+        other_epochs=(2.0,),
     ),
     "strong": Task(
         STRONG | {"input_dropout": 0.6},
@@ -65,11 +77,21 @@ TASKS = {
 }
 
 
-def given(task: Task, head: str, point: Sequence[float], seed: int) -> Given:
+def given(task: Task, head: str, point: Sequence[float], seed: int, **more: Any) -> Given:
     """Return a trial as it stands in the file of results."""
-    settings = dict(zip(task.axes, point, strict=True))
+    settings = dict(zip(task.axes, point, strict=True)) | more
     name = ", ".join([head, *(f"{key} {value:g}" for key, value in settings.items()), f"seed {seed}"])
     return task.common | settings | HEADS[head] | {"name": name, "seed": seed}
+
+
+def finals_of(task: Task, points: dict[str, tuple[float, ...]], epochs: float) -> list[Given]:
+    """Return the final trials of one length: of each seed those of all heads."""
+    own = {} if epochs == task.lengths()[0] else {"epochs": epochs}
+    return [
+        given(task, head, points[head], seed, **own, **({"memories": True} if k < task.with_memories else {}))
+        for k, seed in enumerate(task.seeds)
+        for head in HEADS
+    ]
 
 
 class Runs:
@@ -118,7 +140,8 @@ def wanted(task: Task, runs: Runs) -> Iterator[list[Given]]:
         if not grown:
             break
     points = {head: best_point(task, head, axes, runs) for head in HEADS}
-    yield [given(task, head, points[head], seed) for seed in task.seeds for head in HEADS]
+    for epochs in task.lengths():
+        yield finals_of(task, points, epochs)
 
 
 def _beyond(name: str, values: list[float], best: float) -> float | None:
@@ -133,24 +156,41 @@ def _beyond(name: str, values: list[float], best: float) -> float | None:
     return further if 0 <= further <= 0.9 else None
 
 
-def table(task: Task, runs: Runs) -> str:
-    """Return the differences of the final seeds on the test text, in per cent, with 95 % intervals."""
-    *_, finals = wanted(task, runs)  # those of the points that are best now
-    found = [{head: runs.of(finals[i + k]) for k, head in enumerate(HEADS)} for i in range(0, len(finals), len(HEADS))]
-    pairs = [pair for pair in found if None not in pair.values()]
+def tables(task: Task, runs: Runs) -> Iterator[str]:
+    """Yield, for each number of epochs, the differences of the final seeds on the test text, with 95 % intervals."""
+    lengths = task.lengths()
+    for epochs, finals in zip(lengths, list(wanted(task, runs))[-len(lengths) :], strict=True):
+        each = [[runs.of(finals[i + k]) for k in range(len(HEADS))] for i in range(0, len(finals), len(HEADS))]
+        pairs = [[result for result in pair if result is not None] for pair in each]
+        yield table(epochs, [pair for pair in pairs if len(pair) == len(HEADS)])
+
+
+def table(epochs: float, pairs: list[list[Result]]) -> str:
+    """Return the table of pairs of a plain run and one of the rule."""
     if not pairs:
-        return "no final pair of seeds yet"
-    lines = [f"{len(pairs)} seeds, test text"]
-    for bucket in pairs[0]["plain"]["test"]:
-        values = [[pair[head]["test"][bucket] for head in HEADS] for pair in pairs]
-        if any(value is None for pair in values for value in pair):
-            continue
-        changes = [100 * (rule / plain - 1) for plain, rule in values]
-        mean, each = statistics.mean(changes), " ".join(f"{change:+.2f}" for change in changes)
-        plain, rule = (statistics.mean(column) for column in zip(*values, strict=True))
-        lines.append(f"{bucket:>8s}  {plain:10.5g} {rule:10.5g}  {mean:+6.2f} ± {half_width(changes):.2f} %  {each}")
-    began = sorted({pair["rule"]["began"] for pair in pairs})
-    return "\n".join([*lines, f"writing began with batch {began[0]} to {began[-1]}"])
+        return f"{epochs:g} epochs: no final pair of seeds yet"
+    lines = [f"{epochs:g} epochs, {len(pairs)} seeds, test text"]
+    lines += [
+        line(bucket, [[each["test"][bucket] for each in pair] for pair in pairs]) for bucket in pairs[0][0]["test"]
+    ]
+    measured = [[each["memories"] for each in pair] for pair in pairs if all("memories" in each for each in pair)]
+    for k, row in enumerate(measured[0][0] if measured else []):
+        lines.append(
+            line(row["name"], [[each[k]["scores"]["test"]["perplexity"] for each in pair] for pair in measured])
+        )
+    began = sorted({pair[1]["began"] for pair in pairs})
+    return "\n".join([*filter(None, lines), f"writing began with batch {began[0]} to {began[-1]}"])
+
+
+def line(name: str, values: list[list[float | None]]) -> str:
+    """Return the means over seeds of both heads and their differences in per cent; nothing where a value is missing."""
+    known = [(plain, rule) for plain, rule in values if plain is not None and rule is not None]
+    if len(known) < len(values):
+        return ""
+    changes = [100 * (rule / plain - 1) for plain, rule in known]
+    mean, each = statistics.mean(changes), " ".join(f"{change:+.2f}" for change in changes)
+    plain, rule = (statistics.mean(column) for column in zip(*known, strict=True))
+    return f"{name:>16s}  {plain:10.5g} {rule:10.5g}  {mean:+6.2f} ± {half_width(changes):.2f} %  {each}"
 
 
 T_QUANTILES = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -189,7 +229,8 @@ def main() -> None:
     except TimeoutError as error:
         print(f"stopped: {error}")
     for name in options.tasks:
-        print(f"\n{name}: {table(TASKS[name], runs)}")
+        for text in tables(TASKS[name], runs):
+            print(f"\n{name}, {text}")
 
 
 def run(some: list[Given], runs: Runs, device: str, data: Path | None, deadline: float) -> None:

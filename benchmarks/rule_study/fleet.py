@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rule_study.lstm import BatchedLSTM
-from benchmarks.rule_study.train import WARMUP, Trial, as_graph, began, make_head, perplexities
+from benchmarks.rule_study.train import WARMUP, Trial, as_graph, began, make_head, perplexities, with_memories
 from benchmarks.rule_study.write import Rule
 from hebbian_softmax import linear_cross_entropy
-from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
+from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
 from hebbian_softmax.lab.language.model import dropout
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
@@ -81,12 +81,12 @@ class Member:
             return found.mean(), h, found.detach().float()
         return found, h, torch.zeros(len(y), device=h.device)
 
-    def result(self, steps: int, seconds: float, texts: dict[str, Tensor], counts: Tensor) -> dict[str, Any]:
+    def result(self, steps: int, seconds: float, texts: dict[str, Tensor], corpus: Corpus) -> dict[str, Any]:
         rule, trial = self.rule, self.trial
         return {
             "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
-            "valid": perplexities(self.model, texts["valid"], counts),
-            "test": perplexities(self.model, texts["test"], counts),
+            "valid": perplexities(self.model, texts["valid"], corpus.counts),
+            "test": perplexities(self.model, texts["test"], corpus.counts),
             "curve": self.curve,
             "signals": self.signals,
             "steps": steps,
@@ -96,6 +96,7 @@ class Member:
             "activation_norm": float(rule.mean_norm),
             "mean": float(rule.mean.norm()),
             "began": began(self.model.head),
+            **({"memories": with_memories(self.model, corpus)} if trial.memories else {}),
         }
 
 
@@ -202,7 +203,7 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
     if graphs:
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - begun) / len(members)
-    return [member.result(total, seconds, texts, corpus.counts) for member in members]
+    return [member.result(total, seconds, texts, corpus) for member in members]
 
 
 def _schedule(trials: list[Trial], total: int) -> Tensor:

@@ -148,6 +148,25 @@ def library(common: Given, seeds: range) -> list[Given]:
     return [named(common, library=each, seed=seed) for seed in seeds for each in options]
 
 
+def rates(common: Given, seeds: range) -> list[Given]:
+    """Return the library's own head beside rates that let late occurrences weigh more, with the study's own write."""
+    later = [{"rate": "polynomial", "gamma": kappa, "floor": floor} for kappa, floor in ((3.0, 0.05), (3.0, 0.1))]
+    heads: list[Given] = [{}, {"library": {}}, DEFAULT, *(DEFAULT | each for each in later)]
+    return [named(common, head, seed=seed) for seed in seeds for head in heads]
+
+
+def starts_of_library(common: Given, seeds: range) -> list[Given]:
+    """Return the library's head that begins by itself, beside begins that are given."""
+    heads: list[Given] = [{}, *({"start": start} for start in (0, 50, 100, 200, 400, 800))]
+    return [named(common, library=head, seed=seed) for seed in seeds for head in heads]
+
+
+def lengths(common: Given, seeds: range, epochs: tuple[float, ...]) -> list[Given]:
+    """Return both heads after different numbers of epochs."""
+    heads: list[Given] = [{}, {"library": {}}]
+    return [named(common, head, epochs=many, seed=seed) for many in epochs for seed in seeds for head in heads]
+
+
 def limits(common: Given, seeds: range, shares: tuple[float, ...]) -> list[Given]:
     """Return rules whose T is at least a share of the mean count of all classes."""
     return [named(common, DEFAULT, limit_of_mean=share, seed=seed) for seed in seeds for share in shares]
@@ -204,6 +223,15 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "wikitext-library": lambda: library(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 104)),
     "reuters-library": lambda: library(REUTERS | {"output_dropout": 0.4}, range(101, 104)),
     "novels-library": lambda: library(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
+    "wikitext-rates": lambda: rates(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 109)),
+    "reuters-rates": lambda: rates(REUTERS, range(105, 108)),
+    "novels-rates": lambda: rates(NOVELS | {"output_dropout": 0.05}, range(103, 106)),
+    "wikitext-begins": lambda: starts_of_library(
+        WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 107)
+    ),
+    "reuters-begins": lambda: starts_of_library(REUTERS, range(105, 107)),
+    "novels-begins": lambda: starts_of_library(NOVELS | {"output_dropout": 0.05}, range(103, 105)),
+    "novels-epochs": lambda: lengths(NOVELS | {"output_dropout": 0.1}, range(103, 105), (1.0, 2.0, 3.0, 5.0, 8.0)),
     "wikitext-limits": lambda: limits(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 103), (0.25, 0.5)
     ),

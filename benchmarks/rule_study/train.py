@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
-from hebbian_softmax.lab.data.corpus import corpora_root, open_corpus
+from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
 from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
+from hebbian_softmax.lab.language.memories.settings import Grids
+from hebbian_softmax.lab.language.memories.sweep import memory_rows
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
 
 WARMUP = 50
@@ -60,6 +62,9 @@ class Trial:
     clip: float = 1.0
     evaluations: int = 4
     """Evaluations on the validation text, the last one included."""
+    memories: bool = False
+    """Whether the trained model is also measured with a cache, and with a cache and one step of MbPA. The settings of
+    both are chosen on the validation text."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Trial:
@@ -164,7 +169,14 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "activation_norm": float(rule.mean_norm),
         "mean": float(rule.mean.norm()),
         "began": began(head),
+        **({"memories": with_memories(model, corpus)} if trial.memories else {}),
     }
+
+
+def with_memories(model: LanguageModel, corpus: Corpus) -> list[dict[str, Any]]:
+    """Return the perplexities of a model alone, with a cache, and with a cache and MbPA, and the settings chosen."""
+    rows = memory_rows(model, corpus, grids=Grids(two_step_words=0), quiet=True).rows
+    return [row.as_plain() for row in rows]
 
 
 def make_head(trial: Trial, classes: int) -> HebbianSoftmax:

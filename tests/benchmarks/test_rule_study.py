@@ -213,9 +213,15 @@ def test_final_runs_grow_the_grid_for_both_heads_and_go_on(
 
 
 def test_a_final_run_trains_both_heads(data: Path, tmp_path: Path) -> None:
-    task = final.Task(SMALL | {"epochs": 0.5}, {"learning_rate": (0.004,)}, range(1))
+    grid = {"learning_rate": (0.004,)}
+    task = final.Task(SMALL | {"epochs": 0.5}, grid, range(2), with_memories=1, other_epochs=(0.25,))
     runs = final.Runs(tmp_path / "runs.jsonl")
     for some in final.wanted(task, runs):
         final.run(some, runs, "cpu", data, time.time() + 60)
-    assert "1 seeds, test text" in final.table(task, runs)
-    assert len(final.Runs(tmp_path / "runs.jsonl").known) == 4
+    long, short = final.tables(task, runs)
+    assert long.startswith("0.5 epochs, 2 seeds, test text")
+    assert short.startswith("0.25 epochs, 2 seeds, test text")
+    for table in (long, short):
+        rows = [each.strip() for each in table.splitlines()]
+        assert [each.startswith("+ cache + MbPA") for each in rows if "cache" in each] == [False, True]
+    assert len(final.Runs(tmp_path / "runs.jsonl").known) == 2 + 2 * 4
