@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hebbian_softmax.attach import targets as target_context
 from tests.attach.pending_lab import CLASSES, FEATURES, Lab
 from tests.heads import early_head
 
@@ -347,3 +350,17 @@ def test_who_asked_for_nothing_is_not_warned(case: str) -> None:
         F.cross_entropy(lab.head(h), y).backward()
     lab.optimizer.step()
     assert int(lab.head.counts.sum()) == 0
+
+
+def test_threads_that_attach_at_once_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    defined: list[int] = []
+
+    def define() -> None:
+        time.sleep(0.05)  # so that the others come meanwhile
+        defined.append(1)
+
+    monkeypatch.setattr(target_context, "_are_operators_defined", False)
+    monkeypatch.setattr(target_context, "_define_call_and_reach", define)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: target_context._define_operators(), range(4)))
+    assert defined == [1]

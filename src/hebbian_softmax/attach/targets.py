@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import warnings
 import weakref
 from types import TracebackType
@@ -195,6 +196,7 @@ _NOBODY = -1
 _HEADS: weakref.WeakValueDictionary[int, HebbianSoftmax] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _are_operators_defined = False
+_defining_operators = threading.Lock()  # threads that attach heads at the same moment would define them twice
 
 
 def register(head: HebbianSoftmax) -> None:
@@ -209,9 +211,13 @@ def register(head: HebbianSoftmax) -> None:
 def _define_operators() -> None:
     """Define the operators of compiled graphs when they are first needed: this imports much of torch's compiler."""
     global _are_operators_defined
-    if _are_operators_defined:
-        return
+    with _defining_operators:
+        if not _are_operators_defined:
+            _define_call_and_reach()
+        _are_operators_defined = True
 
+
+def _define_call_and_reach() -> None:
     @torch.library.custom_op("hebbian_softmax::call", mutates_args=())
     def call(x: Tensor, h: Tensor, key: int) -> tuple[Tensor, Tensor]:
         return x.clone(), torch.tensor(_number_of_call(_HEADS[key], h))
@@ -239,7 +245,6 @@ def _define_operators() -> None:
         return reach(grad, ctx.saved_tensors[0], ctx.key), None, None
 
     call.register_autograd(backward, setup_context=save)
-    _are_operators_defined = True
 
 
 def _number_of_call(head: HebbianSoftmax, h: Tensor) -> int:
