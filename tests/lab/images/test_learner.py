@@ -200,6 +200,20 @@ def test_the_variants_of_the_write_and_its_timing() -> None:
     assert not {"centred", "centred-at-once", "at-once"} & beyond(PLAIN, before).keys()  # they are the rule itself
 
 
+def test_what_was_written_is_counted_but_not_classes_that_were_familiar_before() -> None:
+    assert small(PLAIN).writes() == (None, None)
+    learner = small(Method(hebbian=True, start=3, limit=2))
+    for _ in range(3):
+        learner.step()
+    familiar = learner.head.counts >= 2
+    assert learner.writes() == (None, 0)
+    for _ in range(3):
+        learner.step()
+    seen_later = learner.head.since_start > 0
+    assert learner.writes() == (None, int((seen_later & ~familiar).sum()))
+    assert (seen_later & familiar).any()
+
+
 def test_rows_without_a_gradient_are_the_rules_alone() -> None:
     learner = small(METHODS["rule-only"])
     before = learner.head.weight.detach().clone()

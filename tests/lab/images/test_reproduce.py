@@ -23,7 +23,7 @@ from hebbian_softmax.lab.images.reproduce import (
     plain_settings,
     report,
 )
-from hebbian_softmax.lab.images.tables import tabulate_milestones
+from hebbian_softmax.lab.images.tables import tabulate_milestones, tabulate_writes
 from tests import ROOT
 from tests.lab.editing import edited
 from tests.lab.images import toys  # which offers `reproduce toy`
@@ -59,15 +59,18 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "Tuning",
         "Both heads",
         "Steps to so many classes",
+        "What the rule has written",
         "Both at the paper's learning rate",
         "Both with a softmax over the active classes only",
+        "Both with classes never seen left out of the softmax",
+        "What the rule has written",
         "Plain softmax by learning rate",
         "Beyond the paper",
     ]
     assert len(result["tables"][0]["rows"]) == 4
     assert len(result["tables"][-1]["rows"]) == 18
     trials = json.loads((run / "trials.json").read_bytes())
-    assert len(trials) == 4 + 3 * 2 + len(RATES) + 16
+    assert len(trials) == 4 + 5 * 2 + len(RATES) + 16
     assert "Not every seed reached 35 classes" in result["summary"]
     assert capsys.readouterr().out.count("seeds") >= 5
 
@@ -126,7 +129,15 @@ def test_the_stored_trials_of_an_older_run_are_found(tmp_path: Path) -> None:
         return {trial: history or History(30, [0.0], [30]) for trial, history in found.items()}
 
     report(settings, do)
-    assert missing == []
+    assert {name.partition("-")[0] for name in missing} == {"seen"}  # a part that came later
+
+
+def test_what_the_rule_has_written_is_said_where_it_is_known() -> None:
+    known = [History(30, [0.7], [40], began=110, written=10), History(30, [0.7], [40], began=130, written=20)]
+    older = [History(30, [0.7], [40])]
+    (table,) = tabulate_writes({"rule": known, "plain": older})
+    assert table.rows == [["rule", "120 ± 28", "38 ± 35 %"]]
+    assert tabulate_writes({"plain": older}) == []
 
 
 def test_the_best_gets_there_first() -> None:

@@ -56,6 +56,10 @@ class History:
     start: int
     accuracy: list[float] = field(default_factory=list)
     classes: list[int] = field(default_factory=list)
+    began: int | None = None
+    """The steps before the rule began to write by itself; None if it did not, or was not to wait."""
+    written: int | None = None
+    """The number of classes that the rule has written in the end; None without the rule."""
 
     def add(self, accuracy: float, classes: int) -> None:
         """Append the outcome of one more check."""
@@ -102,14 +106,23 @@ class History:
         """Raise a TypeError or a ValueError if this is no history, whatever file it came from."""
         if not all(type(count) is int for count in (self.start, *self.classes)):
             raise TypeError("a number of classes is not a whole number")
+        if not all(value is None or type(value) is int for value in (self.began, self.written)):
+            raise TypeError("what the rule has done is not a whole number")
         if not all(isinstance(share, int | float) for share in self.accuracy):
             raise TypeError("an accuracy is not a number")
         if len(self.accuracy) != len(self.classes):
             raise ValueError("it has not as many accuracies as numbers of classes")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self.start, "accuracy": list(self.accuracy), "classes": list(self.classes)}
+        known = {"began": self.began, "written": self.written}
+        return {
+            "start": self.start,
+            "accuracy": list(self.accuracy),
+            "classes": list(self.classes),
+            **{name: value for name, value in known.items() if value is not None},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.start = state["start"]
         self.accuracy, self.classes = list(state["accuracy"]), list(state["classes"])
+        self.began, self.written = state.get("began"), state.get("written")

@@ -340,6 +340,7 @@ def run_trials(
 
     def finished(each: _Live) -> None:
         each.runner.close()
+        each.history.began, each.history.written = each.runner.learner.writes()
         store.save(each.trial, each.history, time.monotonic() - each.began, device_name)
         histories[each.trial] = each.history
 

@@ -23,6 +23,7 @@ from hebbian_softmax.lab.base.rule import (
     DEFAULT_WRITE,
     make_rate,
     number_of,
+    writing_began,
 )
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet, count_features
@@ -274,6 +275,17 @@ class Learner:
         images = self.images[self.order[labels], drawings]
         features: Tensor = self.network(images.reshape(-1, 1, *images.shape[-2:]) / 255)
         return features
+
+    def writes(self) -> tuple[int | None, int | None]:
+        """Return the steps before the rule began by itself, and how many classes it has written; None without it.
+
+        A class that had been seen T times before that is not written.
+        """
+        if not self.method.hebbian:
+            return None, None
+        later = self.head.since_start
+        written = (later > 0) & (self.head.counts - later < self.head.limit)
+        return writing_began(self.head), int(written.sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that learning depends on; the tensors are not copied."""

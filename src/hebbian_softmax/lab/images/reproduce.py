@@ -6,6 +6,7 @@ tuning       learning rate, T and γ by steps to the target, on separate seeds, 
 main         both heads with the tuned settings: the paper's two figures on steps per level and on classes
 paper-rate   both heads at the paper's learning rate, 8e-3
 active-only  both heads with a softmax over the active classes only
+seen-only    both heads with classes never seen left out of the softmax in training, and in checks, too
 rates        plain softmax over learning rates: the paper's third figure
 beyond       one table of the rule's variants and its rivals
 """
@@ -45,12 +46,13 @@ from hebbian_softmax.lab.images.tables import (
     spread_of,
     tabulate_milestones,
     tabulate_reached,
+    tabulate_writes,
 )
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
-PARTS = ("tuning", "main", "paper-rate", "active-only", "rates", "beyond")
+PARTS = ("tuning", "main", "paper-rate", "active-only", "seen-only", "rates", "beyond")
 FIRST_TUNING_SEED = 1000
 TRIALS = 27  # settings tried for each head
 PAPER_RATE = 8e-3
@@ -149,7 +151,7 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
     if "main" in settings.chosen:
         groups = run_groups(do, "main", pair("main"))
         add_table("Both heads, tuned", groups, settings.steps)
-        tables.append(tabulate_milestones(groups))
+        tables += [tabulate_milestones(groups), *tabulate_writes(groups)]
         images |= {"levels.png": draw_levels(groups), "classes.png": draw_bands(groups)}
         metrics["main"], sentence = compare(groups, settings)
         words += sentence
@@ -161,6 +163,17 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
             groups = run_groups(do, part, pair(part, **changes))
             add_table(title, groups, settings.steps)
             metrics[part] = compare(groups, settings)[0]
+    if "seen-only" in settings.chosen:
+        trials = {
+            f"{title}, {where}": each
+            for where, checks in (("checks over all classes", False), ("checks without them, too", True))
+            for title, each in pair(
+                "seen-checks" if checks else "seen-only", seen_only=True, checks_seen_only=checks
+            ).items()
+        }
+        groups = run_groups(do, "seen-only", trials)
+        add_table("Both with classes never seen left out of the softmax", groups, settings.steps)
+        tables += tabulate_writes(groups)
     if "rates" in settings.chosen:
         tried = {f"{rate:g}": Method(hebbian=False, learning_rate=rate) for rate in RATES}
         trials = {rate: seeded(f"rates-{rate}", each, settings.seeds, settings.steps) for rate, each in tried.items()}

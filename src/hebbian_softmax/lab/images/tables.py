@@ -155,6 +155,18 @@ def tabulate_milestones(groups: Mapping[str, Group]) -> Table:
     return Table("Steps to so many classes, mean ± 2σ over seeds", ["", *groups], rows)
 
 
+def tabulate_writes(groups: Mapping[str, Group]) -> list[Table]:
+    """Tabulate when the rule began to write and how many of the classes reached it has written, if that is known."""
+    rows: list[list[Cell]] = []
+    for name, group in groups.items():
+        began = [history.began for history in group if history.began is not None]
+        shares = [100 * history.written / history.reached for history in group if history.written is not None]
+        if began or shares:
+            rows.append([name, spread_of(began) if began else "–", f"{spread_of(shares)} %" if shares else "–"])
+    columns = ["method", "steps before the first write", "share of the classes that were written"]
+    return [Table("What the rule has written, mean ± 2σ over seeds", columns, rows)] if rows else []
+
+
 def tabulate_reached(title: str, groups: Mapping[str, Group], steps: int, target: int) -> Table:
     """Tabulate for each method the classes after `steps` steps and the steps to `target` classes, mean ± 2σ."""
     rows: list[list[Cell]] = []
