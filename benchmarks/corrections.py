@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax
+from hebbian_softmax import HebbianSoftmax, PaperRate
 
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain softmax": None,
@@ -38,9 +38,12 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def make_head(features: int, classes: int, variant: str, device: str, **rule: Any) -> HebbianSoftmax:
-    """Return a head with the corrections of a variant."""
-    return HebbianSoftmax(features, classes, device=device, **rule, **(VARIANTS[variant] or {}))
+def make_head(
+    features: int, classes: int, variant: str, device: str, *, gamma: float, limit: int, **rule: Any
+) -> HebbianSoftmax:
+    """Return a head with the corrections of a variant, and the paper's rate in each."""
+    rate = PaperRate(gamma, limit)
+    return HebbianSoftmax(features, classes, rate=rate, device=device, **rule, **(VARIANTS[variant] or {}))
 
 
 def attach(head: HebbianSoftmax, optimizer: torch.optim.Optimizer, variant: str) -> None:

@@ -27,7 +27,7 @@ from hebbian_softmax.lab.images.glyphs import make_glyphs
 from hebbian_softmax.lab.images.learner import Learner, Method
 
 DEMO = CurriculumSettings()
-_RULE = Method(True, DEMO.learning_rate, gamma=0.1, limit=50, write="centred", start=0, fade=False)
+_RULE = Method(True, DEMO.learning_rate, gamma=0.1, limit=50, write="centred", rate="paper", start=0, fade=False)
 WITHOUT = {
     "plain": Method(False, DEMO.learning_rate),
     "centred": _RULE,

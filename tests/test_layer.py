@@ -365,6 +365,17 @@ def test_the_default_rule_and_the_papers_in_one_word() -> None:
     assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == MeanRate(0.2, 100)
 
 
+def test_a_given_rate_keeps_its_gamma_and_takes_a_given_limit() -> None:
+    assert HebbianSoftmax(4, 200, limit=50, rate=MeanRate(0.05)).rate == MeanRate(0.05, 50)
+    assert HebbianSoftmax(4, 200, limit=50, rate=MeanRate(0.05, 70)).rate == MeanRate(0.05, 70)
+    assert HebbianSoftmax(4, 200, rate=MeanRate(0.05)).limit_grows()
+    trained = HebbianSoftmax.from_linear(nn.Linear(4, 6), rate=MeanRate(0.05))
+    assert trained.rate == MeanRate(0.05, 100)
+    head = HebbianSoftmax(4, 6, rate=MeanRate(0.05), objective="ip")
+    head.reset_memory(100)
+    assert head.rate == MeanRate(0.05, 100)
+
+
 def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() -> None:
     head, y = HebbianSoftmax(4, 3), torch.tensor([0] * 99 + [1, 2])
     head.running.batches[1] = 20 * 130

@@ -43,8 +43,8 @@ class HebbianSoftmax(nn.Linear):
         \lambda_i = \max(1 / c[i], \gamma) \cdot \mathbb{I}\{c[i] < T\}
 
     where :math:`\bar h_i` is the mean activation of the class in the batch, and :math:`c[i]` counts its occurrences
-    before the batch. That is the paper's rule, ``write="literal"``. Our study chose the default: it writes
-    across the mean activation, begins once features have settled, and fades out with the learning rate.
+    before the batch. That is the paper's rule, ``write="literal"``. Our study chose the default: it writes across the
+    mean activation, with n/(c + n) for 1/c, begins once features have settled, and fades with the learning rate.
 
     Args:
         in_features: size of the activations h.
@@ -52,7 +52,7 @@ class HebbianSoftmax(nn.Linear):
         gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
         limit: T, the number of occurrences after which a class is left to gradient descent. By default 100, and except
             in literal writes more in long trainings, fewer with few classes (:class:`~hebbian_softmax.rule.MeanRate`).
-        rate: a callable ``(counts_before, n) -> λ`` that replaces the paper's; see :mod:`hebbian_softmax.rule`.
+        rate: a callable ``(counts_before, n) -> λ`` that replaces the usual one; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
         dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
             before dropout.
@@ -197,7 +197,7 @@ class HebbianSoftmax(nn.Linear):
 
     @property
     def limit(self) -> int:
-        """T as it was given, or the least one; to change it while training, set ``rate``."""
+        """T as it was given, or 100, from which the usual rate may depart; to change it in training, set ``rate``."""
         return self._limit
 
     @property
@@ -451,7 +451,7 @@ class HebbianSoftmax(nn.Linear):
         return checks.check_rate_values(self.rate(counts, n, *more), counts)
 
     def limit_grows(self) -> bool:
-        """Return whether T grows with the mean count of a class; that of a trained head, and a given one, does not."""
+        """Return whether T depends on the classes and on the time so far; a given T, and a trained head's, does not."""
         return isinstance(self.rate, MeanRate) and self.rate.limit is None and self.calibration is None
 
     def extra_repr(self) -> str:

@@ -210,11 +210,14 @@ def settings_of(
     literal = checks.check_write(write) == "literal"
     given, own = limit, getattr(rate, "limit", None)  # a given rate may have a T, too
     limit = check_integer("limit", limit if limit is not None else LIMIT if own is None else own, 0, LARGEST_COUNT)
-    usual = PaperRate(gamma, limit) if literal else MeanRate(gamma, given)
+    if rate is None:
+        rate = PaperRate(gamma, limit) if literal else MeanRate(gamma, given)
+    elif type(rate) is MeanRate and rate.limit is None:
+        rate = MeanRate(rate.gamma, given)
     return Settings(
         gamma,
         limit,
-        checks.check_rate(usual if rate is None else rate, limit),
+        checks.check_rate(rate, limit),
         write,
         checks.check_scale((1.0 if literal else "match") if scale is None else scale),
         checks.check_start((0 if literal else "auto") if start is None else start, LARGEST_COUNT),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,7 +129,7 @@ def sum_of(counts: Tensor) -> Tensor:
 def keep_limit(head: HebbianSoftmax) -> None:
     """Let T stay where it is: counts of familiar rows are no counts, so no mean of them says which class is rare."""
     if type(head.rate) is MeanRate and head.rate.limit is None:
-        head.rate = MeanRate(head.gamma, head.limit)
+        head.rate = replace(head.rate, limit=head.limit)
 
 
 def _new_calibration(head: HebbianSoftmax) -> Calibration | None:

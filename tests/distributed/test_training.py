@@ -85,6 +85,14 @@ def test_a_limit_that_grows(pool: Pool, how: str) -> None:
     assert not torch.equal(*rows)
 
 
+def test_the_usual_limit_is_the_number_of_all_classes(pool: Pool) -> None:
+    """Each rank has a part of the rows; classes seen 7 times or more are left to gradients."""
+    setup = Setup(head={"limit": None}, counts=(4, 5, 6, 7, 8, 99, 5))
+    fixed = Setup(head={"limit": 7}, counts=setup.counts)
+    usual, given = (check(pool, "head", each, [3, 5], steps=2)["head.weight"] for each in (setup, fixed))
+    torch.testing.assert_close(usual, given, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("how", "dtype"), [("ddp", torch.float64), ("root", torch.float64)])
 def test_features_that_settle(pool: Pool, how: str, dtype: torch.dtype) -> None:
     """Classes come often and the body hardly learns, so their activations stay where they are."""

@@ -12,8 +12,8 @@ from hebbian_softmax.loss.gpu.schedule import PADDING, TILE_ROWS, padded
 from hebbian_softmax.loss.problem import Problem
 
 pytest.importorskip("triton", reason="the kernels need Triton")
-hopper = pytest.importorskip("hebbian_softmax.loss.gpu.hopper")
-scores = pytest.importorskip("hebbian_softmax.loss.gpu.scores")
+hopper = pytest.importorskip("hebbian_softmax.loss.gpu.hopper", exc_type=ImportError)
+scores = pytest.importorskip("hebbian_softmax.loss.gpu.scores", exc_type=ImportError)
 on_hopper = pytest.mark.skipif(
     not (torch.cuda.is_available() and hopper.runs_on(torch.device("cuda", 0))),
     reason="needs an H100 or H200, and a version of Triton in which the kernels were tried",

@@ -196,7 +196,21 @@ def test_features_that_settle(classes: int, device: str) -> None:
         assert not head.settling.memory[6:].any()
 
 
-@pytest.mark.parametrize("rate", [PaperRate, InclusiveRate])
+def test_a_program_may_have_several_positions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hebbian_softmax.write.gpu import rows, settle
+
+    for module, programs in ((rows, 3), (settle, 2)):
+        monkeypatch.setattr(module, "_PROGRAMS", programs)
+    head = head_of(device, limit=8, start="auto", write="across")
+    compare(head, [[batch(device, n)] for n in (7, 12)], Timing(True, 1.0, 1.0))  # features are compared
+    assert head.settling is not None
+    head.settling.began.fill_(2)
+    before = head.weight.detach().clone()
+    compare(head, [[batch(device, n)] for n in (13, 10)], Timing(True, 0.5, 1.0))  # and these are written
+    assert (head.weight != before).any(1).sum() > 3
+
+
+@pytest.mark.parametrize("rate", [PaperRate, MeanRate, InclusiveRate])
 def test_counts_stay_at_the_largest_number(rate: type, device: str) -> None:
     most = 2**63 - 1
     head = head_of(device, limit=most, rate=rate(0.2, most))

@@ -107,6 +107,8 @@ def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun()
     assert rule == Method(hebbian=True)
     assert {each.gamma for each in hebbian_settings(rule)} == {0.1, 0.2, 0.3}
     assert {each.write for each in hebbian_settings(rule)} == {"across"}
+    assert {each.limit for each in hebbian_settings(rule)} == {30, "auto", 300}
+    assert {each.limit for each in hebbian_settings(Settings(rate="paper").rule)} == {30, 100, 300}
     stored = json.loads((ROOT / "results" / "omniglot" / "config.json").read_text())["settings"]
     older = from_values(Settings, stored).rule
     assert older == Method(hebbian=True, gamma=0.1, limit=50, **RULE_BEFORE)

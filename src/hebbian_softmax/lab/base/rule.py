@@ -47,7 +47,7 @@ def gamma_setting(help: str = "γ, smallest mixing rate of the Hebbian rule", be
 
 def limit_setting(help: str = "T, the occurrences of a class that the rule writes", before: int | None = None) -> Any:
     """Declare the setting `limit`."""
-    usual = f", or auto: {LIMIT}, more in long trainings, fewer where there are fewer classes"
+    usual = f", or auto: {LIMIT}; with the mean rate more in long trainings, and fewer where there are fewer classes"
     return setting(DEFAULT_LIMIT, help + usual, whole_or_auto, before=before)
 
 

@@ -26,6 +26,7 @@ from hebbian_softmax.lab.base.rule import (
     fade_setting,
     gamma_setting,
     limit_setting,
+    number_of,
     rate_setting,
     start_setting,
     write_setting,
@@ -51,6 +52,7 @@ from hebbian_softmax.lab.images.tables import (
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
+from hebbian_softmax.rule import LIMIT
 
 PARTS = ("tuning", "main", "paper-rate", "active-only", "seen-only", "rates", "beyond")
 FIRST_TUNING_SEED = 1000
@@ -262,7 +264,7 @@ def hebbian_settings(rule: Method, count: int = TRIALS) -> list[Method]:
     """
     across = rule.write == "across"
     gammas = (0.1, 0.2, 0.3) if across else (0.05, 0.1, 0.25)
-    limits: tuple[int | str, ...] = (30, "auto" if across else 100, 300)
+    limits: tuple[int | str, ...] = (30, "auto" if rule.rate == "mean" else 100, 300)
     grid = [
         replace(rule, learning_rate=rate, limit=limit, gamma=gamma)
         for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), limits, gammas)
@@ -314,7 +316,7 @@ def beyond(plain: Method, hebbian: Method) -> dict[str, tuple[str, Method]]:
         "class-means": ("plain softmax trained, answers by nearest class mean", replace(plain, class_means=True)),
         "head-rate": ("plain softmax, 10× learning rate of the head", replace(plain, head_rate=10.0)),
         "extra-steps": (
-            f"plain softmax, 3 more steps on classes seen fewer than {hebbian.limit} times",
+            f"plain softmax, 3 more steps on classes seen fewer than {number_of(hebbian.limit) or LIMIT} times",
             replace(plain, extra_steps=3, limit=hebbian.limit),
         ),
     }

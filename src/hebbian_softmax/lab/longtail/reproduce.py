@@ -26,6 +26,7 @@ from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 from hebbian_softmax.lab.report.tables import Cell, Table
+from hebbian_softmax.rule import LIMIT
 
 FIRST_TUNING_SEED = 1000
 TRIALS = 9  # settings tried for each method
@@ -35,7 +36,7 @@ RULES: dict[str, tuple[tuple[float, int | str], ...]] = {
     "centred": ((0.1, 30), (0.05, 200), (0.25, 100)),
     "literal": ((0.1, 30), (0.05, 200), (0.25, 100)),
 }
-"""Pairs of γ and T that are tried with each kind of write."""
+"""Pairs of γ and T that are tried with each kind of write; only the mean rate has a T of its own, auto."""
 KINDS = {
     "plain": ("plain softmax", False, False),
     "balanced": ("balanced softmax", False, True),
@@ -163,7 +164,7 @@ def methods_of(kind: str, tail: Tail, settings: Settings) -> list[Method]:
         return [Method(float(f"{LOWEST_RATE * ratio**number:.2g}"), balanced=balanced) for number in range(count)]
     rule: dict[str, Any] = {name: getattr(settings, name) for name in ("write", "rate", "start", "fade")}
     grid = [
-        Method(rate, hebbian, balanced, gamma, limit, **rule)
+        Method(rate, hebbian, balanced, gamma, LIMIT if limit == "auto" and settings.rate != "mean" else limit, **rule)
         for (gamma, limit), rate in product(RULES[settings.write], tail.rates)
     ]
     return grid[:count]

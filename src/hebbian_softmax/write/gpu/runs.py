@@ -307,7 +307,10 @@ def counted(before, n):
 
 @triton.jit
 def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
-    """Return λ of equation 4. 1/c is divided in float64 and rounded once, so λ has the bits of the float64 rate."""
+    """Return λ: 1/c of equation 4 or the share n/(c + n), at least γ, or γ itself; 0 from T on.
+
+    Quotients are computed in float64 and rounded once, so λ has the bits of the float64 rate.
+    """
     count, limited = before, before
     if (RATE == INCLUSIVE) | (RATE == MEAN):
         count = counted(before, n)

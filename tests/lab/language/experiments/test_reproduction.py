@@ -15,8 +15,10 @@ from hebbian_softmax.lab.language.experiments.curves import WikitextCurves
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, COLUMNS, FREQUENCY_TABLE, WIKITEXT_TABLE
 from hebbian_softmax.lab.language.experiments.tables import frequency_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
+from hebbian_softmax.lab.language.experiments.tuning import DEFAULT, LITERAL, Row
 from hebbian_softmax.lab.language.experiments.wikitext_table import RECIPES
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
+from hebbian_softmax.lab.language.settings import TrainSettings
 from tests import ROOT, SHARED
 from tests.lab.language.commands import call
 from tests.lab.language.experiments.conftest import Reproduce, result_of, table, unfinished, words_of
@@ -104,6 +106,12 @@ def test_curves_of_the_default_rule_have_the_same_limits_and_begin_with_the_defa
         assert len({tuple(grid["limit"]) for grid in grids[:2]}) == 1
         assert grids[-1]["limit"] == ("auto", *grids[0]["limit"])
         assert grids[-1]["gamma"][0] == 0.2
+        settings = recipe.settings(size=size)
+        tuned = [Row("plain", "plain softmax", TrainSettings(head="plain"))]
+        tuned += [Row(rule.short, rule.title, TrainSettings(**rule.settings)) for rule in (LITERAL, DEFAULT)]
+        limits = [row.settings.limit for row in recipe.rows(tuned, settings)[1:]]
+        own = sorted(grids[0]["limit"])
+        assert limits == [*own, "auto", *own]
 
 
 @pytest.mark.parametrize("words", [0, 3])
@@ -118,15 +126,16 @@ def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Reproduce,
 @pytest.mark.parametrize(
     ("name", "paper"),
     [
-        ("wikitext-curves", [36.4, 34.3]),
+        ("wikitext-curves", [36.4, 34.3]),  # with the T that the head finds by itself beside given ones
         pytest.param("gutenberg-curves", [47.9, 45.5], marks=pytest.mark.slow),
         pytest.param("gigaword-curves", [53.5, 43.7], marks=pytest.mark.slow),
     ],
 )
 def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
-    run, result = reproduce(name, "--trials", "1", "--seeds", "1", "--limit", "7,3")
+    auto = "auto," if name == "wikitext-curves" else ""
+    run, result = reproduce(name, "--trials", "1", "--seeds", "1", "--limit", f"{auto}17,3")
     rows = table(result, "The ends of the curves on reuters, after 120 training words")
-    endings = [""] if name == "gigaword-curves" else [", T = 3", ", T = 7"]
+    endings = [""] if name == "gigaword-curves" else [*([", T = auto"] if auto else []), ", T = 3", ", T = 17"]
     rules = [f"{rule} rule{ending}" for rule in ("literal", "default") for ending in endings]
     assert list(rows)[:-2] == ["plain softmax", *rules]
     assert [row["test"] for row in rows.values()][-2:] == paper

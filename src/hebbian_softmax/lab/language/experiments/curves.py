@@ -11,7 +11,7 @@ from hebbian_softmax.lab.language.experiments.experiment import ReproduceSetting
 from hebbian_softmax.lab.language.experiments.paper_numbers import ALL, FREQUENCY_TABLE
 from hebbian_softmax.lab.language.experiments.tables import by_title, frequency_table, perplexities, totals_table
 from hebbian_softmax.lab.language.experiments.trials import Outcome
-from hebbian_softmax.lab.language.experiments.tuning import GAMMAS, LITERAL, Grid, Row, candidates, vary_rules
+from hebbian_softmax.lab.language.experiments.tuning import GAMMAS, Grid, Row, candidates, vary_rules
 from hebbian_softmax.lab.language.names import PLAIN
 from hebbian_softmax.lab.language.report.curves import below_from
 from hebbian_softmax.lab.language.report.perplexities import spread_cell
@@ -61,14 +61,17 @@ class CurvesByLimit(Curves):
 
     def rule_grid(self, write: str, preset: str) -> Grid:
         limits = (500, 100) if preset == "paper" else (20, 100)  # Smaller sizes see fewer words.
-        if write == DEFAULT_WRITE:  # the same curves, but the first setting is the library's default
+        if write == DEFAULT_WRITE:  # the same curves, and first that of the library's default
             return {"limit": (DEFAULT_LIMIT, *limits), "gamma": GAMMAS}
         return {"limit": limits, "gamma": self.gammas if preset == "paper" else (0.05, 0.1, 0.25)}
 
     def rows(self, tuned: Sequence[Row], settings: ReproduceSettings) -> list[Row]:
-        grid = self.rule_grid(LITERAL.settings["write"], settings.size)  # the values of T are the same for all rules
-        limits = sorted({each["limit"] for each in candidates(settings, grid)})
-        return vary_rules(tuned, "limit", {T: (f"T{T}", f"T = {T}") for T in limits})
+        found: list[Row] = []
+        for row in tuned:
+            tried = candidates(settings, self.rule_grid(row.settings.write, settings.size))
+            limits = sorted({each["limit"] for each in tried}, key=lambda each: -1 if each == DEFAULT_LIMIT else each)
+            found += vary_rules([row], "limit", {T: (f"T{T}", f"T = {T}") for T in limits})
+        return found
 
 
 class WikitextCurves(CurvesByLimit):
