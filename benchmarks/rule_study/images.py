@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.rule_study.train import began
+from benchmarks.rule_study.train import began, options_of_head
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base import environment
@@ -118,7 +118,7 @@ class Pupil(curriculum.Learner):
 def librarys_head(plain: nn.Linear, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> HebbianSoftmax:
     """Return the library's head, attached to the optimizer, with the parameter of a plain one, whose place it takes."""
     with torch.random.fork_rng(devices=[]):  # the head's own first weights are not used
-        head = HebbianSoftmax(plain.in_features, plain.out_features, **options)
+        head = HebbianSoftmax(plain.in_features, plain.out_features, **options_of_head(options))
     head.weight = plain.weight
     head.attach(optimizer)
     return head

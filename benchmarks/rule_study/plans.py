@@ -149,9 +149,9 @@ def library(common: Given, seeds: range) -> list[Given]:
 
 
 def rates(common: Given, seeds: range) -> list[Given]:
-    """Return the library's own head beside rates that let late occurrences weigh more, with the study's own write."""
-    later = [{"rate": "polynomial", "gamma": kappa, "floor": floor} for kappa, floor in ((3.0, 0.05), (3.0, 0.1))]
-    heads: list[Given] = [{}, {"library": {}}, DEFAULT, *(DEFAULT | each for each in later)]
+    """Return the library's own head with its usual rate, and with rates that let late occurrences weigh more."""
+    options: list[Given] = [{}, *({"recency": 3.0, "gamma": least} for least in (0.05, 0.1, 0.2))]
+    heads: list[Given] = [{}, *({"library": each} for each in options)]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
 
 

@@ -20,6 +20,7 @@ from hebbian_softmax.lab.language.evaluation import perplexity, score, word_loss
 from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.memories.sweep import memory_rows
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
+from hebbian_softmax.rule import LIMIT
 
 WARMUP = 50
 STREAMS = 64
@@ -183,7 +184,29 @@ def make_head(trial: Trial, classes: int) -> HebbianSoftmax:
     """Return the output layer of a trial: one that never writes by itself, or the library's as its users have it."""
     if trial.variant.library is None:
         return HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
-    return HebbianSoftmax(trial.embedding, classes, **trial.variant.library)
+    return HebbianSoftmax(trial.embedding, classes, **options_of_head(trial.variant.library))
+
+
+@dataclass(frozen=True)
+class RecentRate:
+    """λ = κn/(c + κn), at least γ, while c < T: a mean in which later occurrences weigh more, as the head takes it."""
+
+    recency: float
+    gamma: float
+    limit: int
+
+    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
+        weight = self.recency * n.double()
+        return (weight / (counts + weight).clamp_min(1)).clamp_min(self.gamma) * (counts < self.limit)
+
+
+def options_of_head(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options of the library's head; `recency` stands for κ of a rate that it does not have."""
+    options = dict(given)
+    if "recency" in options:
+        rate = RecentRate(options.pop("recency"), options.pop("gamma"), options.pop("limit", LIMIT))
+        options["rate"] = rate
+    return options
 
 
 def began(head: HebbianSoftmax) -> int | None:

@@ -37,7 +37,7 @@ class Variant:
     """none, literal, centred or across."""
     library: dict[str, Any] | None = None
     """Let the library's own head write, made with these options, and nothing else of this class; none of them are its
-    defaults."""
+    defaults. The option `recency` stands for κ of a rate that the library does not have."""
     rate: str = "annealed"
     """annealed: max(1/c, γ); constant: γ; jump: 1 for a class never seen, then γ; polynomial: γ/(c - 1 + γ), at least
     ``floor``, a mean that weighs late occurrences more; kalman: a gain with drift γ. Each while c < T."""

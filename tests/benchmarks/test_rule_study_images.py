@@ -79,6 +79,13 @@ def test_the_librarys_head_has_its_defaults_and_the_plain_heads_parameter() -> N
     assert head.limit_grows()
 
 
+def test_a_rate_of_the_studys_own_in_the_librarys_head() -> None:
+    plain = torch.nn.Linear(4, 3, bias=False)
+    head = librarys_head(plain, torch.optim.Adam(plain.parameters()), {"recency": 3.0, "gamma": 0.2, "limit": 20})
+    rates = head.mixing_rate(torch.tensor([0, 3, 6, 19, 20]), torch.tensor([2, 1, 2, 1, 1]))
+    assert rates.tolist() == [1.0, 0.5, 0.5, 0.2, 0.0]
+
+
 def test_older_files_name_the_librarys_head_by_a_flag() -> None:
     older = Trial.of({"task": "digits", "library": True, "gamma": 0.1, "limit": 50.0})
     rule = {"write": "centred", "start": 0, "fade": False, "gamma": 0.1, "limit": 50}
