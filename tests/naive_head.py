@@ -344,7 +344,7 @@ class NaiveHead:
         center = running.mean if self.how != "literal" else torch.zeros_like(running.mean)
         counts, limit = self.oracle.counts, self.oracle.limit
         if self.how == "across":
-            rare = [theta[i] for i in sorted(set(targets.tolist())) if 0 < counts[i] < limit]
+            rare = [(counts[i], theta[i]) for i in sorted(set(targets.tolist())) if 0 < counts[i] < limit]
             running.along.see(running.mean, running.activations, rare)
             firsts = [count == 0 for count in counts]
             self.oracle.target = lambda i, mean, row: running.along.kept(mean, row, firsts[i])
@@ -454,9 +454,11 @@ class NaiveHead:
         running.mean = head.running.mean.double().clone()
         running.rows, running.activations = head.running.norms.tolist()
         assert int(head.running.along_batches) == running.along.batches
-        usual = torch.tensor(running.along.usual, dtype=torch.float64)
-        self._near(head.running.along, usual, "the component of rare rows along the mean", of=self.dtype)
-        running.along.usual = float(head.running.along)
+        for found, expected in zip(
+            head.running.along, torch.tensor(running.along.line, dtype=torch.float64), strict=True
+        ):
+            self._near(found, expected, "the line through rare rows", of=self.dtype)
+        running.along.line = head.running.along.tolist()
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
             self.parameters[name] = parameter.detach().double().clone()

@@ -5,6 +5,7 @@ Slow on purpose, and written without a look at the library, so that the two can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -29,23 +30,31 @@ class AlongTheMean:
     """What a write across the mean activation leaves alone: the component of a row along it."""
 
     def __init__(self) -> None:
-        self.usual, self.batches = 0.0, 0
+        self.line, self.batches = [0.0] * 4, 0
+        """Means over rare rows of x = log c, of y, the component along the mean, of x² and of xy."""
         self.unit: Tensor | None = None
 
-    def see(self, mean: Tensor, norm: float, rare_rows: list[Tensor]) -> None:
-        """Take in the mean and the mean norm of centred activations before a batch, and its rows of rare classes."""
+    def see(self, mean: Tensor, norm: float, rare_rows: list[tuple[int, Tensor]]) -> None:
+        """Take in the mean and the mean norm of centred activations before a batch, and its rare rows with counts."""
         size = sum(float(x) ** 2 for x in mean) ** 0.5
         self.unit = mean / size if size > 0.05 * norm else None
         if self.unit is not None and rare_rows:
             self.batches += 1
-            found = sum(float(row @ self.unit) for row in rare_rows) / len(rare_rows)
-            self.usual += (found - self.usual) / min(self.batches, 100)
+            points = [(math.log(count), float(row @ self.unit)) for count, row in rare_rows]
+            found = [sum(each) / len(points) for each in zip(*((x, y, x * x, x * y) for x, y in points), strict=True)]
+            self.line = [old + (new - old) / min(self.batches, 100) for old, new in zip(self.line, found, strict=True)]
+
+    def usual(self) -> float:
+        """Return where the line of least squares is at c = 1; if it falls, it is taken for level."""
+        x, y, squares, products = self.line
+        slope = max(products - x * y, 0.0) / max(squares - x * x, 0.01)
+        return y - slope * x
 
     def kept(self, target: Tensor, row: Tensor, first: bool) -> Tensor:
         """Return what is written for a class: with its row's component, or on its first occurrence with the usual."""
         if self.unit is None:
             return target
-        wanted = self.usual if first and self.batches else float(row @ self.unit)
+        wanted = self.usual() if first and self.batches else float(row @ self.unit)
         return target + (wanted - float(target @ self.unit)) * self.unit
 
 

@@ -149,9 +149,11 @@ def library(common: Given, seeds: range) -> list[Given]:
 
 
 def rates(common: Given, seeds: range) -> list[Given]:
-    """Return the library's own head with its usual rate, and with rates that let late occurrences weigh more."""
-    options: list[Given] = [{}, *({"recency": 3.0, "gamma": least} for least in (0.05, 0.1, 0.2))]
-    heads: list[Given] = [{}, *({"library": each} for each in options)]
+    """Return the library's own head, and beside the study's own write three changes of it that short trainings want."""
+    line: Given = DEFAULT | {"base": "line"}
+    shorter: Given = line | {"shorten": 1.0}
+    later = [shorter | {"rate": "polynomial", "gamma": 3.0, "floor": least} for least in (0.05, 0.1)]
+    heads: list[Given] = [{}, {"library": {}}, DEFAULT, line, shorter, *later]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
 
 

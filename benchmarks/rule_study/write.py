@@ -23,6 +23,8 @@ HORIZON = 100
 """Running values are plain averages of the first 100 batches, and forget with rate 1/100 after them."""
 SMALL_MEAN = 0.05
 """Below this share of the mean norm of the activations, their mean has no direction, and P = I."""
+FEW = 5
+"""Rows seen less often than this say what along m a class has that was seen once."""
 RECENT, LEAST_FIT = 10, 0.2
 """The batches of a recent mean, and the fit below which activations say too little of their class to be written."""
 SAMPLED = 1024
@@ -76,11 +78,14 @@ class Variant:
     """Leave classes that never occurred out of the softmax."""
     base: bool | str = False
     """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
-    "rare" to the running mean of that of the batches' rows that were seen fewer than T times."""
+    "rare" to the running mean of that of the batches' rows that were seen fewer than T times, or with "line" to what
+    the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
+    that were seen fewer than 5 times."""
     match: str = "norm"
     """How activations get the form of rows. norm: one factor, so that their norms are equal; feature: a factor for each
     feature, so that its mean squares are equal; map: the linear map that predicts a familiar class's row from its
-    activations best; map norm: the same, at the norm of rows."""
+    activations best; map norm: the same, at the norm of rows; least squares: the factor that predicts a familiar
+    class's row best from the mean of as many of its activations as were written, which is smaller for fewer of them."""
     shrink: bool = False
     """Multiply the optimizer's first moment of a written row by 1 - λ."""
     gate: float = 0.0
@@ -115,6 +120,8 @@ class Rule:
         """Running values over the sampled classes of a batch: cos(h - m, row), cos(h - m, memory - m), and share."""
         self.base, self.base_batches = zeros(()), zeros(())
         """The component along m of rows that were seen a few times."""
+        self.line = zeros(4)
+        """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
         self.recent = zeros(())
         """The second of the fits over the last ten batches."""
         self.squares = zeros(2, features) + 1e-9
@@ -122,6 +129,9 @@ class Rule:
         self.products = zeros(2, features, features)
         """Mean products of activations with themselves and of rows with activations, of familiar classes."""
         self.map, self.mapped_norm = torch.eye(features, device=weight.device), zeros(()) + 1e-9
+        self.logit, self.within, self.between, self.known_batches = (zeros(()) for _ in range(4))
+        """Of classes seen at least T times, across m: the product of row and activation, the squared distance of an
+        activation from the class mean, and that of the class mean from m."""
 
     def refresh(self) -> None:
         """Solve for the map anew; this is no part of a CUDA graph."""
@@ -177,6 +187,8 @@ class Rule:
             found = torch.stack([a.T @ (means - center), weight.T @ a])
             self.products.lerp_(found, share)
             self.mapped_norm.lerp_(((h - center) @ self.map.T).norm(dim=1).mean(), share)
+        if v.match == "least squares":
+            self._regress(h, targets, means, n, seen)
         self._measure(means, seen, share)
         if self.averages is not None:
             rate = (n / (self.counts + n).clamp(min=1)).clamp(min=v.average) * seen
@@ -185,6 +197,37 @@ class Rule:
             self._write(means - center, n, seen, per_class, targets, nll)
         self.mean.lerp_(h.mean(0), share)
         self.counts += n
+
+    def _across(self, vectors: Tensor) -> Tensor:
+        """Return the part of vectors (..., d) that is across the mean activation."""
+        direction = self.mean / self.mean.norm().clamp(min=1e-9)
+        return vectors - (vectors @ direction)[..., None] * direction
+
+    def _regress(self, h: Tensor, targets: Tensor, means: Tensor, n: Tensor, seen: Tensor) -> None:
+        """Take in how the rows of classes that were seen often depend on their activations."""
+        known = (seen & (self.counts >= self.variant.limit)).to(h.dtype)
+        many = known.sum()
+        self.known_batches += many > 0
+        share = (many > 0) / self.known_batches.clamp(min=1, max=HORIZON)
+        scatter = (self._across(h - means[targets]).square().sum(1) * known[targets]).sum()
+        within = scatter / ((n - 1) * known).sum().clamp(min=1)
+        self.within.lerp_(within, share)
+        found = self._across(means - self.mean)
+        logit = ((found * self._across(self.weight)).sum(1) * known).sum() / many.clamp(min=1)
+        squares = (found.square().sum(1) - self.within / n.clamp(min=1)) * known
+        self.logit.lerp_(logit, share)
+        self.between.lerp_(squares.sum() / many.clamp(min=1), share)
+
+    def _on_line(self, current: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the component along m that a row has whose class was seen once, and whether it is known."""
+        x = self.counts.clamp(min=1).log()
+        self.base_batches += rare.any()
+        share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
+        found = (torch.stack([x, current, x * x, x * current]) * rare).sum(1) / rare.sum().clamp(min=1)
+        self.line.lerp_(found, share)
+        mean_x, mean_y, square, product = self.line
+        slope = (product - mean_x * mean_y).clamp(min=0) / (square - mean_x**2).clamp(min=1e-2)
+        return mean_y - slope * mean_x, self.base_batches > 0
 
     def _write(
         self, memories: Tensor, n: Tensor, seen: Tensor, per_class: Tensor, targets: Tensor, nll: Tensor
@@ -197,6 +240,11 @@ class Rule:
         if v.match.startswith("map"):
             memories = memories @ self.map.T
             scale = self.row_norm / self.mapped_norm if v.match == "map norm" else torch.ones_like(scale)
+        if v.match == "least squares":
+            rate = self._rate(n, seen)
+            self.held.copy_(torch.where(seen, 1 / ((1 - rate) ** 2 / self.held + rate**2 / per_class), self.held))
+            spread = self.between + self.within / self.held.clamp(min=1)
+            scale = (self.logit / spread.clamp(min=1e-9)).clamp(min=0)[:, None] * (self.known_batches > 0)
         settled = self.fits[1] >= v.settled
         if v.caught_up:
             rises = (self.fits[1] < v.caught_up * self.recent) | (self.fits[1] < LEAST_FIT)
@@ -216,12 +264,14 @@ class Rule:
             if v.base:
                 known, current = self.counts > 0, weight @ direction
                 usual, is_known = (current * known).sum() / known.sum().clamp(min=1), known.any()
-                if v.base == "rare":
-                    rare = seen & known & (self.counts < v.limit)
+                if v.base in ("rare", "few"):
+                    rare = seen & known & (self.counts < (v.limit if v.base == "rare" else FEW))
                     self.base_batches += rare.any()
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
                     self.base.lerp_((current * rare).sum() / rare.sum().clamp(min=1), share)
                     usual, is_known = self.base, self.base_batches > 0
+                if v.base == "line":
+                    usual, is_known = self._on_line(current, seen & known & (self.counts < v.limit))
                 along -= (usual - current) * (~known & is_known)
             away -= along[:, None] * direction
         if v.surprise:

@@ -15,6 +15,7 @@ from hebbian_softmax.calibration import Calibration
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import Euclidean
 from hebbian_softmax.rule import LARGEST_COUNT, MeanRate, PaperRate
+from hebbian_softmax.write.running import level_line
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -225,6 +226,8 @@ def check_counts(counts: Tensor | int, classes: int) -> Tensor:
 def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
     """Check that ``state`` fits before anything is copied; complete the state of a plain ``nn.Linear``."""
     _check_bias(head, state, prefix)
+    if isinstance(along := state.get(f"{prefix}running.along"), Tensor):
+        state[f"{prefix}running.along"] = level_line(along)
     for key, tensor in _keyed(head, prefix).items():
         value = None if key.startswith(prefix + _CALIBRATION) else state.get(key)
         if isinstance(value, Tensor) and value.shape != tensor.shape:

@@ -120,6 +120,21 @@ def test_a_first_write_takes_its_part_along_the_mean_from_the_rows_seen() -> Non
     torch.testing.assert_close(weight[2] @ direction, usual)
 
 
+def test_a_first_write_takes_its_part_along_the_mean_from_a_line() -> None:
+    """Rows seen 2 and 8 times have 1 and 2 along the mean, so one that was seen once has 0.5."""
+    weight = torch.randn(3, 4)
+    rule = Rule(Variant(write="across", base="line", gamma=0.0), weight, 1.0, 0)
+    h = torch.randn(12, 4) + 3
+    rule.after_step(h, torch.tensor([0] * 2 + [1] * 8 + [0, 1]), torch.zeros(12))
+    rule.counts.copy_(torch.tensor([2.0, 8.0, 0.0]))
+    direction = rule.mean / rule.mean.norm()
+    weight.sub_((weight @ direction)[:, None] * direction)
+    weight[:2] += torch.tensor([[1.0], [2.0]]) * direction
+    rule.line.zero_(), rule.base_batches.zero_()
+    rule.after_step(torch.randn(3, 4) + 3, torch.tensor([0, 1, 2]), torch.zeros(3))
+    torch.testing.assert_close(float(weight[2] @ direction), 0.5, rtol=1e-3, atol=1e-3)
+
+
 def test_time_can_run_out() -> None:
     with pytest.raises(TimeoutError, match="when the time was over"):
         train(Trial.of({"task": "longtail", "steps": STEPS}), time.time() - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ class SlowStatistics:
     def see(self, head: HebbianSoftmax, counts: list[int], rows: Tensor, h: Tensor, y: Tensor) -> None:
         center = self.mean if head.write != "literal" else torch.zeros_like(self.mean)
         self.used = center
-        rare = [rows[i] for i in sorted(set(y.tolist())) if 0 < counts[i] < head.limit]
+        rare = [(counts[i], rows[i]) for i in sorted(set(y.tolist())) if 0 < counts[i] < head.limit]
         self.along.see(self.mean, self.activations, rare)
         familiar = [i for i in range(CLASSES) if counts[i] > 0 and (i in y.tolist() or self.row_batches == 0)]
         if familiar:
@@ -167,3 +169,36 @@ def test_a_tied_weight_of_a_higher_dtype_is_mixed_in_it() -> None:
     h = torch.rand(3, FEATURES, dtype=torch.float64)
     head.memorize(h, torch.tensor([4, 4, 4]))
     torch.testing.assert_close(head.weight[4].detach(), h.mean(0), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("slope", [0.5, -0.5])
+def test_a_new_class_is_taken_for_one_that_was_seen_once(slope: float) -> None:
+    """Rows have 3 + slope · log c along the mean; a line that falls is taken for level."""
+    running = make(write="across").running
+    x = torch.tensor([1.0, 2.0, 5.0, 40.0], dtype=torch.float64).log()
+    y = 3 + slope * x
+    for _ in range(3):
+        running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(4))
+    torch.testing.assert_close(float(running.usual_component()), 3.0 if slope > 0 else float(y.mean()))
+    running.see_along(torch.zeros(4, dtype=torch.float64), torch.tensor(0))  # a batch without rare rows
+    assert int(running.along_batches) == 3
+
+
+def test_rows_seen_equally_often_give_no_slope() -> None:
+    running = make(write="across").running
+    x, y = torch.full((3,), 2.0, dtype=torch.float64), torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
+    running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(3))
+    torch.testing.assert_close(float(running.usual_component()), 3.0)
+
+
+def test_states_with_the_mean_component_alone_have_a_level_line() -> None:
+    head = make(write="across")
+    for _ in range(4):
+        head.memorize(torch.randn(9, FEATURES, dtype=torch.float64) + 2, torch.arange(9))
+    state = head.state_dict()
+    state["running.along"] = torch.tensor(-1.5, dtype=torch.float64)
+    again = make(write="across")
+    again.load_state_dict(state)
+    assert float(again.running.usual_component()) == -1.5
+    head.running.along = torch.tensor(-2.5, dtype=torch.float64)  # as in a pickle of that time
+    assert float(pickle.loads(pickle.dumps(head)).running.usual_component()) == -2.5

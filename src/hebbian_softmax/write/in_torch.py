@@ -77,9 +77,10 @@ def write(
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
         beside = None
         if across is not None:
-            _see_rare_rows(head, classes[(before > 0) & (before < head.limit)], across, shard, weight)
+            rare = (before > 0) & (before < head.limit)
+            _see_rare_rows(head, classes[rare], before[rare], across, shard, weight)
             first = (before[written] == 0) & (head.running.along_batches > 0)
-            beside = _Along(across, first, head.running.along)
+            beside = _Along(across, first, head.running.usual_component())
         _write_rows(head, classes[written], centred * scale, rate[written], shard, beside)
     if settling is not None:
         sampled = settling.sampled(classes)
@@ -133,14 +134,18 @@ def _see_familiar_rows(head: HebbianSoftmax, classes: Tensor, shard: _Shard, wei
     head.running.see_rows(norm_sum, classes.numel())
 
 
-def _see_rare_rows(head: HebbianSoftmax, classes: Tensor, direction: Tensor, shard: _Shard, weight: Tensor) -> None:
+def _see_rare_rows(
+    head: HebbianSoftmax, classes: Tensor, before: Tensor, direction: Tensor, shard: _Shard, weight: Tensor
+) -> None:
     """Take in the components along the mean activation of the batch's rows that were seen fewer than T times."""
-    index = classes[shard.holds(classes)].to(shard.rows.device) - shard.first
-    components = shard.rows[index].to(direction.dtype) @ direction.to(shard.rows.device)
-    component_sum = components.sum().to(classes.device)
+    here = shard.holds(classes)
+    index = classes[here].to(shard.rows.device) - shard.first
+    y = (shard.rows[index].to(direction.dtype) @ direction.to(shard.rows.device)).to(classes.device)
+    x = before[here].to(direction.dtype).log()
+    sums = torch.stack([x, y, x * x, x * y]).sum(1)
     if is_sharded(weight):
-        component_sum = sum_over_shards(component_sum, weight)
-    head.running.see_along(component_sum, direction.any() * classes.numel())
+        sums = sum_over_shards(sums, weight)
+    head.running.see_along(sums, direction.any() * classes.numel())
 
 
 class _Along(NamedTuple):
@@ -149,12 +154,12 @@ class _Along(NamedTuple):
     direction: Tensor
     """(features,): zeros while the mean has no direction."""
     first: Tensor
-    """(K,): which of the written classes had never occurred, if it is known what rows of rare classes have."""
+    """(K,): which of the written classes had never occurred, if it is known what rows of others have."""
     usual: Tensor
     """The component that these are given."""
 
     def kept(self, target: Tensor, old: Tensor, here: Tensor) -> Tensor:
-        """Return w* with the row's own component along the mean, or for a first write with that of rare rows."""
+        """Return w* with the row's own component along the mean, or for a first write with that of a row seen once."""
         direction, usual = (each.to(old.device, old.dtype) for each in (self.direction, self.usual))
         wanted = torch.where(self.first[here].to(old.device), usual, old @ direction)
         return target + (wanted - target @ direction).unsqueeze(1) * direction

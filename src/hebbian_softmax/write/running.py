@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 HORIZON = 100
@@ -15,13 +16,22 @@ HORIZON = 100
 SMALL_MEAN = 0.05
 """Up to this share of the mean norm of the centred activations, their mean counts as having no direction."""
 
+LEAST_SPREAD = 0.01
+"""The variance of log c of rare rows counts as at least this: from equal counts no slope can be found."""
+
 _ROWS, _ACTIVATIONS = 0, 1
+
+
+def level_line(along: Tensor) -> Tensor:
+    """Return the buffer ``along`` of a state: some have the mean of y alone, which stands for a level line."""
+    return F.pad(along.reshape(1), (1, 2)) if along.dim() == 0 else along
 
 
 class RunningStatistics(nn.Module):
     """The mean activation, the mean norm of the familiar rows, and the mean norm of the (centred) activations.
 
-    For writes across the mean there is also the mean component of rare rows along it.
+    For writes across the mean there is also ``along``: of rare rows, with y the component along the mean and x = log c,
+    the means of x, y, x² and xy.
 
     All are buffers, so that training resumes bit for bit, and stay at least float32 when the model's dtype changes.
     """
@@ -37,7 +47,7 @@ class RunningStatistics(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype))
         self.register_buffer("norms", torch.zeros(2, device=device, dtype=dtype))
-        self.register_buffer("along", torch.zeros((), device=device, dtype=dtype))
+        self.register_buffer("along", torch.zeros(4, device=device, dtype=dtype))
         self.register_buffer("batches", torch.zeros(2, device=device, dtype=torch.int64))
         self.register_buffer("along_batches", torch.zeros((), device=device, dtype=torch.int64))
         self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.int64))
@@ -88,12 +98,23 @@ class RunningStatistics(nn.Module):
         has_one = norm > SMALL_MEAN * self.norms[_ACTIVATIONS]
         return torch.where(has_one, self.mean / torch.where(has_one, norm, 1), 0)
 
-    def see_along(self, component_sum: Tensor, rows: Tensor) -> None:
-        """Take in the components along the mean activation of ``rows`` rows that were seen a few times."""
+    def see_along(self, sums: Tensor, rows: Tensor) -> None:
+        """Take in ``rows`` rows that were seen a few times, given the sums of x, y, x² and xy over them."""
         known = rows > 0
         self.along_batches += known
         share = known / self.along_batches.clamp(1, HORIZON).to(self.along.dtype)
-        self.along += share * (component_sum / rows.clamp_min(1) - self.along)
+        self.along += share * (sums / rows.clamp_min(1) - self.along)
+
+    def usual_component(self) -> Tensor:
+        """Return the component along the mean that a row has whose class was seen once.
+
+        The logarithm of how likely a class is grows with that component, so it is about linear in log c. This is where
+        the line of least squares through rare rows is at c = 1; a line that falls counts as level.
+        """
+        x, y, squares, products = self.along
+        slope = (products - x * y).clamp_min(0) / (squares - x * x).clamp_min(LEAST_SPREAD)
+        usual: Tensor = y - slope * x
+        return usual
 
     def scale(self) -> Tensor:
         """Return the norm of the familiar rows over the norm of the activations; 1 while either is unknown."""
@@ -113,6 +134,7 @@ class RunningStatistics(nn.Module):
         for name, buffer in type(self)(mean.shape[0], device=mean.device, dtype=mean.dtype).named_buffers():
             if name not in self._buffers:
                 self.register_buffer(name, buffer)
+        self.along = level_line(self.along)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningStatistics:
         before = {name: getattr(self, name) for name in ("mean", "norms", "along")}

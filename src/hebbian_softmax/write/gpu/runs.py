@@ -73,7 +73,7 @@ class Runs(NamedTuple):
     direction: Tensor
     """float32 (1,): one over the norm of ``center``, 0 while that has no direction; only for writes across the mean."""
     along: Tensor
-    """float32 (2,): the component along the mean of rows of rare classes, and whether it is known; likewise."""
+    """float32 (2,): the component along the mean of a row seen once, and whether it is known; likewise."""
 
 
 class Moment(NamedTuple):

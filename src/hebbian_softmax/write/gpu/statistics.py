@@ -11,13 +11,14 @@ from torch import Tensor
 
 from hebbian_softmax._triton import power_of_two
 from hebbian_softmax.write.gpu.inspect import PartialSums
-from hebbian_softmax.write.running import HORIZON
+from hebbian_softmax.write.running import HORIZON, LEAST_SPREAD
 from hebbian_softmax.write.settling import CAUGHT_UP, LEAST_FIT, RECENT
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
 _COLUMNS = 32
+_LEAST_SPREAD = tl.constexpr(LEAST_SPREAD)
 
 
 def advance(
@@ -33,8 +34,8 @@ def advance(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Advance the running values as ``RunningStatistics`` does.
 
-    Return the center before the batch, the scale, and for writes across the mean the component along it of rare rows
-    and whether that is known, float32 (2,).
+    Return the center before the batch, the scale, and for writes across the mean ``usual_component`` and whether that
+    is known, float32 (2,).
 
     ``norms`` are the norms of rows whose count ``before`` is not 0; ``all_norms`` and ``all_rows`` are partial sums
     over all familiar rows, which are needed as long as no norm of rows is known. ``fits`` are the cosines of classes
@@ -123,11 +124,11 @@ def statistics_kernel(
             if FIT:
                 if tl.load(fit.began) < 0:
                     _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
-            row_sum, rows, component_sum, rare_rows = _sums_over_runs(
+            row_sum, rows, x, y, squares, products, rare_rows = _sums_over_runs(
                 before, row_norms, across, n, MATCH, ACROSS, POSITIONS
             )
             if ACROSS:
-                _see_along(across, component_sum, rare_rows, horizon)
+                _see_along(across, x, y, squares, products, rare_rows, horizon)
             tl.debug_barrier()
             tl.store(batches + 1, batches_before + 1)
             tl.store(seen_in_all, seen_before + many)
@@ -154,9 +155,11 @@ def _sums_over_runs(
     before, row_norms, across, n, MATCH: tl.constexpr, ACROSS: tl.constexpr, POSITIONS: tl.constexpr
 ):  # fmt: skip
     """Return the sum of the norms of the batch's familiar rows and their number, and for those that were seen fewer
-    than T times the sum of their components along the mean, not yet divided by its norm, and their number.
+    than T times the sums of x = log c, of y, the component along the mean, not yet divided by its norm, of x² and of
+    xy, and their number.
     """
-    norms, components = tl.zeros([POSITIONS], tl.float32), tl.zeros([POSITIONS], tl.float32)
+    zeros = tl.zeros([POSITIONS], tl.float32)
+    norms, xs, ys, squares, products = zeros, zeros, zeros, zeros, zeros
     rows, rare_rows = tl.zeros([POSITIONS], tl.int32), tl.zeros([POSITIONS], tl.int32)
     for first in range(0, n, POSITIONS):
         position = first + tl.arange(0, POSITIONS)
@@ -167,23 +170,40 @@ def _sums_over_runs(
             rows += familiar.to(tl.int32)
         if ACROSS:
             rare = familiar & (count < across.limit)
-            components += tl.where(rare, tl.load(across.components + position, mask=position < n, other=0.0), 0.0)
+            x = tl.log(tl.where(rare, count, 1).to(tl.float32))
+            y = tl.where(rare, tl.load(across.components + position, mask=position < n, other=0.0), 0.0)
+            xs += x
+            ys += y
+            squares += x * x
+            products += x * y
             rare_rows += rare.to(tl.int32)
-    return tl.sum(norms, 0), tl.sum(rows, 0), tl.sum(components, 0), tl.sum(rare_rows, 0)
+    return (
+        tl.sum(norms, 0), tl.sum(rows, 0), tl.sum(xs, 0), tl.sum(ys, 0), tl.sum(squares, 0), tl.sum(products, 0),
+        tl.sum(rare_rows, 0),
+    )  # fmt: skip
 
 
 @triton.jit
-def _see_along(across, component_sum, many, horizon):
-    """Advance the component along the mean of rows that were seen fewer than T times."""
-    direction, value, seen = tl.load(across.direction), tl.load(across.along), tl.load(across.batches)
+def _see_along(across, x_sum, y_sum, square_sum, product_sum, many, horizon):
+    """Advance the line through rows that were seen fewer than T times, and store where it is at c = 1."""
+    direction, seen = tl.load(across.direction), tl.load(across.batches)
+    x, y = tl.load(across.along), tl.load(across.along + 1)
+    squares, products = tl.load(across.along + 2), tl.load(across.along + 3)
     tl.debug_barrier()  # every warp has read what one thread changes below
     if (many > 0) & (direction > 0):
         seen += 1
-        found = tl.div_rn(component_sum * direction, many.to(tl.float32))
-        value += tl.div_rn(found - value, tl.minimum(seen, horizon).to(tl.float32))
-        tl.store(across.along, value)
+        rows, batches = many.to(tl.float32), tl.minimum(seen, horizon).to(tl.float32)
+        x += tl.div_rn(tl.div_rn(x_sum, rows) - x, batches)
+        y += tl.div_rn(tl.div_rn(y_sum * direction, rows) - y, batches)
+        squares += tl.div_rn(tl.div_rn(square_sum, rows) - squares, batches)
+        products += tl.div_rn(tl.div_rn(product_sum * direction, rows) - products, batches)
+        tl.store(across.along, x)
+        tl.store(across.along + 1, y)
+        tl.store(across.along + 2, squares)
+        tl.store(across.along + 3, products)
         tl.store(across.batches, seen)
-    tl.store(across.out, value)
+    slope = tl.div_rn(tl.maximum(products - x * y, 0.0), tl.maximum(squares - x * x, _LEAST_SPREAD))
+    tl.store(across.out, y - slope * x)
     tl.store(across.out + 1, (seen > 0).to(tl.float32))
 
 
