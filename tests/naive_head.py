@@ -454,10 +454,8 @@ class NaiveHead:
         running.mean = head.running.mean.double().clone()
         running.rows, running.activations = head.running.norms.tolist()
         assert int(head.running.along_batches) == running.along.batches
-        for found, expected in zip(
-            head.running.along, torch.tensor(running.along.line, dtype=torch.float64), strict=True
-        ):
-            self._near(found, expected, "the line through rare rows", of=self.dtype)
+        for found, own in zip(head.running.along, running.along.line, strict=True):
+            self._near(found, torch.tensor(own, dtype=torch.float64), "the line through rare rows", of=self.dtype)
         running.along.line = head.running.along.tolist()
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
