@@ -36,6 +36,8 @@ NOVELS: Given = {
 """Every fourth of the 529 novels, in the order of their numbers, evaluated on the paper's books."""
 
 
+SHORT: Given = {"epochs": 0.5, "batch": 32, "input_dropout": 0.1, "output_dropout": 0.05}
+"""What makes a training one in which most words are seen a few times only."""
 STRONG: Given = {
     "corpus": "wikitext-2", "epochs": 40.0, "batch": 64, "sequence": 64, "hidden": 1024, "embedding": 512,
     "learning_rate": 0.0025, "input_dropout": 0.5, "output_dropout": 0.4, "recurrent_dropout": 0.4,
@@ -228,6 +230,9 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "wikitext-rates": lambda: rates(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 109)),
     "reuters-rates": lambda: rates(REUTERS, range(105, 108)),
     "novels-rates": lambda: rates(NOVELS | {"output_dropout": 0.05}, range(103, 106)),
+    "wikitext-short": lambda: rates(WIKITEXT | SHORT, range(105, 107)),
+    "reuters-short": lambda: rates(REUTERS | SHORT, range(105, 107)),
+    "novels-short": lambda: rates(NOVELS | SHORT | {"epochs": 0.25}, range(103, 105)),
     "wikitext-begins": lambda: starts_of_library(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 107)
     ),
