@@ -189,9 +189,6 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
             member.inputs.copy_(columns[0][i : i + first.sequence])
             member.targets.copy_(columns[1][i : i + first.sequence])
         run()
-        if (done + 1) % 25 == 0:
-            for member in members:
-                member.rule.refresh()
         if (done + 1) % max(1, total // 40) == 0:
             for member in members:
                 member.signals.append([done + 1, *member.rule.fits.tolist()])

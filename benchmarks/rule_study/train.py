@@ -146,8 +146,6 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
             targets.copy_(columns[1][i : i + trial.sequence])
             run()
             done += 1
-            if done % 25 == 0:
-                rule.refresh()
             if done % max(1, total // 40) == 0:
                 signals.append([done, *rule.fits.tolist()])
                 if time.time() > deadline:

@@ -82,10 +82,9 @@ class Variant:
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
     that were seen fewer than 5 times."""
     match: str = "norm"
-    """How activations get the form of rows. norm: one factor, so that their norms are equal; feature: a factor for each
-    feature, so that its mean squares are equal; map: the linear map that predicts a familiar class's row from its
-    activations best; map norm: the same, at the norm of rows; least squares: the factor that predicts a familiar
-    class's row best from the mean of as many of its activations as were written, which is smaller for fewer of them."""
+    """The factor on activations. norm: that which makes their norms equal to those of rows; least squares: that which
+    predicts a familiar class's row best from the mean of as many of its activations as were written, so it is smaller
+    for fewer of them."""
     shrink: bool = False
     """Multiply the optimizer's first moment of a written row by 1 - λ."""
     gate: float = 0.0
@@ -124,21 +123,9 @@ class Rule:
         """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
         self.recent = zeros(())
         """The second of the fits over the last ten batches."""
-        self.squares = zeros(2, features) + 1e-9
-        """Mean squares of each feature, of familiar rows and of centred activations."""
-        self.products = zeros(2, features, features)
-        """Mean products of activations with themselves and of rows with activations, of familiar classes."""
-        self.map, self.mapped_norm = torch.eye(features, device=weight.device), zeros(()) + 1e-9
         self.logit, self.within, self.between, self.known_batches = (zeros(()) for _ in range(4))
         """Of classes seen at least T times, across m: the product of row and activation, the squared distance of an
         activation from the class mean, and that of the class mean from m."""
-
-    def refresh(self) -> None:
-        """Solve for the map anew; this is no part of a CUDA graph."""
-        if self.variant.match.startswith("map") and float(self.batches) >= 50:
-            a, b = self.products.double()
-            ridge = 1e-2 * a.diagonal().mean()
-            self.map.copy_(torch.linalg.solve(a + ridge * torch.eye(len(a), device=a.device), b.T).T)
 
     def before_loss(self, targets: Tensor) -> Tensor | None:
         """Return the additive term that leaves out classes which never occurred, if that is wanted."""
@@ -175,18 +162,6 @@ class Rule:
         self.row_batches += familiar.any()
         row_share = familiar.any() / self.row_batches.clamp(min=1, max=HORIZON)
         self.row_norm.lerp_(norm, row_share)
-        if v.match == "feature":
-            rows = (weight.square() * familiar[:, None]).sum(0) / familiar.sum().clamp(min=1)
-            self.squares[0].lerp_(rows, row_share)
-            self.squares[1].lerp_((h - center).square().mean(0), share)
-        if v.match.startswith("map"):
-            known = (seen & (self.counts >= v.limit)).float()[:, None] / (seen & (self.counts >= v.limit)).sum().clamp(
-                min=1
-            )
-            a = (means - center) * known
-            found = torch.stack([a.T @ (means - center), weight.T @ a])
-            self.products.lerp_(found, share)
-            self.mapped_norm.lerp_(((h - center) @ self.map.T).norm(dim=1).mean(), share)
         if v.match == "least squares":
             self._regress(h, targets, means, n, seen)
         self._measure(means, seen, share)
@@ -235,11 +210,6 @@ class Rule:
         v, weight = self.variant, self.weight
         scale = self.row_norm / self.mean_norm.clamp(min=1e-9)
         scale = torch.where((self.row_batches == 0) | (v.write == "literal"), 1.0, scale)
-        if v.match == "feature":
-            scale = (self.squares[0] / self.squares[1]).sqrt()
-        if v.match.startswith("map"):
-            memories = memories @ self.map.T
-            scale = self.row_norm / self.mapped_norm if v.match == "map norm" else torch.ones_like(scale)
         if v.match == "least squares":
             rate = self._rate(n, seen)
             self.held.copy_(torch.where(seen, 1 / ((1 - rate) ** 2 / self.held + rate**2 / per_class), self.held))

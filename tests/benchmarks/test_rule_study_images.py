@@ -135,6 +135,18 @@ def test_a_first_write_takes_its_part_along_the_mean_from_a_line() -> None:
     torch.testing.assert_close(float(weight[2] @ direction), 0.5, rtol=1e-3, atol=1e-3)
 
 
+def test_a_memory_of_one_occurrence_is_scaled_by_least_squares() -> None:
+    """Rows of familiar classes have a product of 2 with activations, which scatter by 1 between classes, 3 within."""
+    weight = torch.randn(2, 4)
+    rule = Rule(Variant(write="centred", match="least squares"), weight, 1.0, 0)
+    rule.after_step(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64), torch.zeros(6))
+    for value, number in ((rule.logit, 2.0), (rule.between, 1.0), (rule.within, 3.0), (rule.known_batches, 1.0)):
+        value.fill_(number)
+    mean, h = rule.mean.clone(), torch.randn(1, 4)
+    rule.after_step(h, torch.tensor([1]), torch.zeros(1))
+    torch.testing.assert_close(weight[1], 2 / (1 + 3 / 1) * (h[0] - mean))
+
+
 def test_time_can_run_out() -> None:
     with pytest.raises(TimeoutError, match="when the time was over"):
         train(Trial.of({"task": "longtail", "steps": STEPS}), time.time() - 1)
