@@ -88,9 +88,10 @@ def test_a_limit_that_grows(pool: Pool, how: str) -> None:
 def test_the_usual_limit_is_the_number_of_all_classes(pool: Pool) -> None:
     """Each rank has a part of the rows; classes seen 7 times or more are left to gradients."""
     setup = Setup(head={"limit": None}, counts=(4, 5, 6, 7, 8, 99, 5))
-    fixed = Setup(head={"limit": 7}, counts=setup.counts)
-    usual, given = (check(pool, "head", each, [3, 5], steps=2)["head.weight"] for each in (setup, fixed))
-    torch.testing.assert_close(usual, given, rtol=0, atol=0)
+    given = [Setup(head={"limit": limit}, counts=setup.counts) for limit in (7, 6, 8)]
+    usual, same, *others = (check(pool, "head", each, [3, 5], steps=2)["head.weight"] for each in (setup, *given))
+    torch.testing.assert_close(usual, same, rtol=0, atol=0)
+    assert not any(torch.equal(usual, other) for other in others)
 
 
 @pytest.mark.parametrize(("how", "dtype"), [("ddp", torch.float64), ("root", torch.float64)])
