@@ -106,7 +106,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "SparseSoftmax": hs.SparseSoftmax,
     "resolve_objective": with_defaults(objectives.resolve_objective, objective="l2"),
     "PaperRate": with_defaults(hs.PaperRate, gamma=0.1, limit=5),
-    "MeanRate": with_defaults(hs.MeanRate, gamma=0.1, limit=5),
+    "RecentRate": with_defaults(hs.RecentRate, gamma=0.1, limit=5),
     "InclusiveRate": with_defaults(hs.InclusiveRate, gamma=0.1, limit=5),
     "ConstantRate": with_defaults(hs.ConstantRate, value=0.1),
     "InverseCountRate": hs.InverseCountRate,

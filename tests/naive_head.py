@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hebbian_softmax import HebbianSoftmax, MeanRate
+from hebbian_softmax import HebbianSoftmax, RecentRate
 from tests.closeness import assert_exact
-from tests.oracle import IGNORED, AlongTheMean, Oracle, mean_rate, paper_rate
+from tests.oracle import IGNORED, AlongTheMean, Oracle
 
 HORIZON = 100
 """A running value is a plain average of this many batches; after them it forgets."""
@@ -202,7 +202,7 @@ class NaiveHead:
             head.write,
             head.start,
             head.fade,
-            isinstance(head.rate, MeanRate) and head.rate.limit is None,
+            isinstance(head.rate, RecentRate) and head.rate.limit is None,
             Settling.of(head),
             [0] * head.num_classes,
         )
@@ -352,14 +352,13 @@ class NaiveHead:
             first = running.row_batches == 0
             familiar = [i for i, count in enumerate(self.oracle.counts) if count and (first or i in targets)]
             running.see_rows([theta[i] for i in familiar])
-        gamma, last = self.oracle.gamma, limit
+        gamma, last, batches = self.oracle.gamma, limit, running.batches
         if self.grows:
             least = min(100, self.classes) if waits else 100
             last = max(least, min(running.seen // self.classes // 4, running.batches // 20))
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
-        literal, last = self.how == "literal", last if self.memorizing else 0
-        self.oracle.rate = lambda c, n: paper_rate(c, gamma, last) if literal else mean_rate(c, n, gamma, last)
+        self.oracle.follow(self.how == "literal", gamma, last if self.memorizing else 0, batches if waits else None)
         self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)

@@ -26,6 +26,20 @@ def mean_rate(count: int, n: int, gamma: float, limit: int) -> float:
     return max(n / (count + n), gamma) if count < limit else 0.0
 
 
+def recent_rate(count: int, n: int, batches: int, gamma: float, limit: int) -> float:
+    """Return the rate of steps: a mean in which the k-th occurrence weighs about k², and the last 150 batches more."""
+    if count >= limit:
+        return 0.0
+    weight = n * batches / 150
+    return max(3 * n / (count + 3 * n), min(gamma, weight / (count + weight)) if weight else 0.0)
+
+
+def shortened(n: int, rate: float) -> float:
+    """Return how long a memory is written that is a running mean with a rate: k/(k + 1) for a mean of k."""
+    held = n * (2 / rate - 1) if rate else math.inf
+    return held / (held + 1) if rate else 1.0
+
+
 class AlongTheMean:
     """What a write across the mean activation leaves alone: the component of a row along it."""
 
@@ -67,8 +81,23 @@ class Oracle:
         self.rate: Callable[[int, int], float] = lambda count, n: paper_rate(count, gamma, limit)
         self.factor: Callable[[int], float] = lambda i: 1.0
         """What the rate of class i is multiplied by."""
+        self.length: Callable[[int, int], float] = lambda count, n: 1.0
+        """What the mean of n activations is multiplied by, given the count before them."""
         self.target: Callable[[int, Tensor, Tensor], Tensor] = lambda i, mean, row: mean
         """What is written for class i, given the mean of its activations and its row."""
+
+    def follow(self, literal: bool, gamma: float, limit: int, batches: int | None) -> None:
+        """Take the paper's rate, or the default's: of a step after so many batches, or (None) on demand."""
+
+        def rate(count: int, n: int) -> float:
+            if literal:
+                return paper_rate(count, gamma, limit)
+            return (
+                mean_rate(count, n, gamma, limit) if batches is None else recent_rate(count, n, batches, gamma, limit)
+            )
+
+        shortens = batches is not None and not literal
+        self.rate, self.length = rate, lambda count, n: shortened(n, rate(count, n)) if shortens else 1.0
 
     def update(self, theta: Tensor, h: Tensor, y: Tensor) -> Tensor:
         """Return θ_{t+1} for θ̂_{t+0.5}, the softmax inputs (B, d) and the labels (B,)."""
@@ -81,6 +110,7 @@ class Oracle:
                 for j in range(len(y)):
                     if int(y[j]) == i:
                         mean += h[j].to(theta.dtype) / n
+                mean = mean * self.length(self.counts[i], n)
                 new[i] = rate * self.target(i, mean, theta[i]) + (1 - rate) * theta[i]
             self.counts[i] += n
         return new

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, MeanRate, PaperRate
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, PaperRate, RecentRate
 from tests.closeness import assert_rounded_once
 from tests.heads import early_head
-from tests.oracle import IGNORED, ManualLoop, Oracle, mean_rate, paper_rate
+from tests.oracle import IGNORED, ManualLoop, Oracle, mean_rate, paper_rate, recent_rate, shortened
 
 FEATURES, CLASSES = 5, 9
 
@@ -113,10 +113,16 @@ def test_rates(counts, n, gamma, limit) -> None:
     for mean, batches, classes in product((3, 520, 900), (900, 3300), (2, 17, 500, None)):
         last = max(min(100, 500 if classes is None else classes), min(mean // 4, batches // 20))
         for number in (int, torch.tensor):
-            found = MeanRate(gamma)(4 * before, many, number(mean), number(batches), classes)
-            assert found.tolist() == [mean_rate(4 * c, n, gamma, last) for c in counts]
-            fixed = MeanRate(gamma, limit)(before, many, number(mean), number(batches), classes)
-            assert fixed.tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
+            found = RecentRate(gamma)(4 * before, many, number(mean), number(batches), classes)
+            fixed = RecentRate(gamma, limit)(before, many, number(mean), number(batches), classes)
+            if classes is None:
+                assert found.tolist() == [mean_rate(4 * c, n, gamma, last) for c in counts]
+                assert fixed.tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
+            else:
+                assert found.tolist() == [recent_rate(4 * c, n, batches, gamma, last) for c in counts]
+                assert fixed.tolist() == [recent_rate(c, n, batches, gamma, limit) for c in counts]
+                lengths = [shortened(n, rate) for rate in found.tolist()]
+                torch.testing.assert_close(RecentRate.length(many, found).tolist(), lengths)
     assert ConstantRate(gamma)(before, many).tolist() == [gamma] * len(counts)
     assert ConstantRate(gamma, limit)(before, many).tolist() == [gamma if c < limit else 0 for c in counts]
     assert InverseCountRate()(before, many).tolist() == [1 / max(c, 1) for c in counts]
@@ -132,6 +138,45 @@ def test_other_rates_are_used(rate: Callable[[Tensor, Tensor], Tensor]) -> None:
         expected = oracle.update(head.weight.detach(), h, y)
         head.memorize(h, y)
         torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("write", ["literal", "centred"])
+@pytest.mark.parametrize("batches", [0, 450, 1000])
+def test_steps_of_the_usual_rate_in_short_and_long_trainings(write: str, batches: int) -> None:
+    """Each of its terms is the largest for some class, and only activations without their mean are shortened."""
+    rate, factor = RecentRate(0.3, 50), 0.7
+    head = HebbianSoftmax(
+        FEATURES, CLASSES, rate=rate, write=write, scale=factor, start=0, fade=False, dtype=torch.float64
+    )
+    head.counts.copy_(torch.arange(CLASSES) * 5 + 5)
+    head.running.batches[1] = batches
+    oracle = Oracle(CLASSES, 0.3, 50)
+    oracle.counts[:] = head.counts.tolist()
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    mean = torch.zeros(FEATURES, dtype=torch.float64)
+    for done in range(3):
+        oracle.rate = lambda count, n, before=batches + done: recent_rate(count, n, before, 0.3, 50)
+        if write == "centred":
+            oracle.length = lambda count, n: shortened(n, oracle.rate(count, n))
+        h, y = torch.randn(12, FEATURES, dtype=torch.float64) + 1, torch.randint(CLASSES, (12,))
+        expected = oracle.update(head.weight.detach(), factor * (h - mean), y)
+        head.loss(h, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(head.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+        if write == "centred":
+            mean = head.running.mean.clone()
+    assert head.counts.tolist() == oracle.counts
+
+
+def test_a_rate_that_extends_the_usual_one_takes_its_arguments() -> None:
+    class Half(RecentRate):
+        def __call__(self, counts: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.full_like(counts, 0.5, dtype=torch.float64)
+
+    with pytest.raises(TypeError, match=r"rate extends RecentRate.*\(counts, n, mean_count, batches, classes\)"):
+        HebbianSoftmax(FEATURES, CLASSES, rate=Half(0.2, 50))
 
 
 def test_rows_are_geometric_averages_on_a_frozen_network() -> None:

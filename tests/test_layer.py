@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hebbian_softmax import HebbianSoftmax, MeanRate, PaperRate
+from hebbian_softmax import HebbianSoftmax, PaperRate, RecentRate
 from hebbian_softmax.rule import sum_by_class
 from tests.heads import attached_head, early_head, train, unchanged
 from tests.oracle import Oracle
@@ -312,7 +312,7 @@ def test_a_mean_that_a_half_precision_sum_would_overflow() -> None:
 
 def test_settings_that_the_rule_uses_cannot_be_changed_behind_its_back() -> None:
     head = early_head(4, 6, **OK)
-    assert head.rate == MeanRate(0.1, 10)
+    assert head.rate == RecentRate(0.1, 10)
     for name in ("gamma", "limit"):
         with pytest.raises(AttributeError):
             setattr(head, name, 0)
@@ -356,24 +356,24 @@ def test_an_objective_of_the_wrong_shape() -> None:
 
 def test_the_default_rule_and_the_papers_in_one_word() -> None:
     head, literal = HebbianSoftmax(4, 6), HebbianSoftmax(4, 6, write="literal")
-    assert (head.rate, head.write, head.scale) == (MeanRate(0.2), "across", "match")
+    assert (head.rate, head.write, head.scale) == (RecentRate(0.2), "across", "match")
     assert (head.gamma, head.limit, head.start, head.fade) == (0.2, 100, "auto", True)
     assert (literal.rate, literal.scale, literal.start, literal.fade) == (PaperRate(0.2, 100), 1.0, 0, False)
-    assert HebbianSoftmax(4, 6, limit=50).rate == MeanRate(0.2, 50)
+    assert HebbianSoftmax(4, 6, limit=50).rate == RecentRate(0.2, 50)
     assert HebbianSoftmax(4, 6, rate=PaperRate(0.1, 500)).limit == 500
     assert HebbianSoftmax(4, 6, write="literal", start=3, fade=True).start == 3
-    assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == MeanRate(0.2, 100)
+    assert HebbianSoftmax.from_linear(nn.Linear(4, 6)).rate == RecentRate(0.2, 100)
 
 
 def test_a_given_rate_keeps_its_gamma_and_takes_a_given_limit() -> None:
-    assert HebbianSoftmax(4, 200, limit=50, rate=MeanRate(0.05)).rate == MeanRate(0.05, 50)
-    assert HebbianSoftmax(4, 200, limit=50, rate=MeanRate(0.05, 70)).rate == MeanRate(0.05, 70)
-    assert HebbianSoftmax(4, 200, rate=MeanRate(0.05)).limit_grows()
-    trained = HebbianSoftmax.from_linear(nn.Linear(4, 6), rate=MeanRate(0.05))
-    assert trained.rate == MeanRate(0.05, 100)
-    head = HebbianSoftmax(4, 6, rate=MeanRate(0.05), objective="ip")
+    assert HebbianSoftmax(4, 200, limit=50, rate=RecentRate(0.05)).rate == RecentRate(0.05, 50)
+    assert HebbianSoftmax(4, 200, limit=50, rate=RecentRate(0.05, 70)).rate == RecentRate(0.05, 70)
+    assert HebbianSoftmax(4, 200, rate=RecentRate(0.05)).limit_grows()
+    trained = HebbianSoftmax.from_linear(nn.Linear(4, 6), rate=RecentRate(0.05))
+    assert trained.rate == RecentRate(0.05, 100)
+    head = HebbianSoftmax(4, 6, rate=RecentRate(0.05), objective="ip")
     head.reset_memory(100)
-    assert head.rate == MeanRate(0.05, 100)
+    assert head.rate == RecentRate(0.05, 100)
 
 
 def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() -> None:
@@ -398,12 +398,13 @@ def test_the_default_limit_grows_with_the_mean_count_except_in_a_trained_head() 
 def test_the_default_limit_is_the_number_of_classes_in_steps_of_few_classes() -> None:
     head, n = HebbianSoftmax(4, 7), torch.ones(4, dtype=torch.int64)
     counts = torch.tensor([6, 7, 99, 100])
-    assert head.mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0, 0, 0]
+    rates = [3 / 9, 3 / 10, 3 / 102, 0]  # no batch was seen, so γ has no effect in steps
+    assert head.mixing_rate(counts, n, in_step=True).tolist() == [rates[0], 0, 0, 0]
     assert head.mixing_rate(counts, n).tolist() == [0.2, 0.2, 0.2, 0]  # of memorize
     head.add_classes(3)
-    assert head.mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0, 0]
-    assert HebbianSoftmax(4, 7, limit=50).mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0, 0]
-    assert HebbianSoftmax(4, 500).mixing_rate(counts, n, in_step=True).tolist() == [0.2, 0.2, 0.2, 0]
+    assert head.mixing_rate(counts, n, in_step=True).tolist() == [*rates[:2], 0, 0]
+    assert HebbianSoftmax(4, 7, limit=50).mixing_rate(counts, n, in_step=True).tolist() == [*rates[:2], 0, 0]
+    assert HebbianSoftmax(4, 500).mixing_rate(counts, n, in_step=True).tolist() == rates
 
 
 @pytest.mark.parametrize("options", [{}, {"objective": "ip"}], ids=["calibrated", "not calibrated"])
@@ -425,7 +426,7 @@ def test_the_default_head_begins_by_itself_and_then_writes_its_rare_classes() ->
     head.attach(optimizer)
     first_written = 0
     for step in range(1, 161):
-        y = torch.randint(5, (16,)) if step < 160 else torch.tensor([5])
+        y = torch.randint(5, (16,)) if step < 160 else torch.tensor([5, 5, 5])
         loss = head.loss(body(centres[y] + 0.1 * torch.randn(len(y), 8)), y)
         optimizer.zero_grad()
         loss.backward()
@@ -434,4 +435,4 @@ def test_the_default_head_begins_by_itself_and_then_writes_its_rare_classes() ->
     assert head.settling is not None
     assert 100 <= int(head.settling.began) < first_written <= 150
     logits = head(body(centres[5:]))
-    assert logits.argmax() == 5  # seen once, in the last step
+    assert logits.argmax() == 5  # seen in the last step alone

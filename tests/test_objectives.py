@@ -113,7 +113,7 @@ def literal_svm(h: Tensor, own: int, weight: Tensor, k: int) -> tuple[Tensor, fl
     return best, start, highest
 
 
-@pytest.mark.parametrize("size", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("size", [0.3, pytest.param(1.0, marks=pytest.mark.slow), 5.0])
 def test_smax_rises_and_converges_to_the_float64_optimum(size: float) -> None:
     h, rows, own, weight = problem(size=size, features=4)
     near = weight[nearest_rows(h, own, weight, 6)]

@@ -91,8 +91,15 @@ def test_step_and_write_in_one_are_a_step_and_a_write(name: str, options: str, d
     assert int(ways.found["head"].counts.sum()) == 4 * 8
 
 
-@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
-@both
+@pytest.mark.parametrize(
+    ("name", "as_tensor"),
+    [
+        ("rmsprop", False),
+        ("adam", True),
+        pytest.param("rmsprop", True, marks=pytest.mark.slow),
+        pytest.param("adam", False, marks=pytest.mark.slow),
+    ],
+)
 def test_writes_that_begin_later_and_fade(name: str, as_tensor: bool, device: str) -> None:
     ways = ThreeWays(name, device, start=1, fade=True, limit=50)
     rates = [0.0, 0.02, 0.01, 0.004]

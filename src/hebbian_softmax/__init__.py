@@ -9,7 +9,7 @@ from hebbian_softmax.memory import MbPA, NeuralCache
 from hebbian_softmax.objectives import SVM, Euclidean, InnerProduct, SparseSoftmax
 from hebbian_softmax.optim import OnePassAdam, OnePassRMSprop
 from hebbian_softmax.rows import RowPart
-from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, MeanRate, PaperRate
+from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate, RecentRate
 from hebbian_softmax.shared_rows import shard_rows
 
 __version__ = "0.1.0"
@@ -24,12 +24,12 @@ __all__ = [
     "InnerProduct",
     "InverseCountRate",
     "MbPA",
-    "MeanRate",
     "NeuralCache",
     "NewClasses",
     "OnePassAdam",
     "OnePassRMSprop",
     "PaperRate",
+    "RecentRate",
     "RowPart",
     "SparseSoftmax",
     "linear_cross_entropy",

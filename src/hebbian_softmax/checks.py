@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hebbian_softmax import _torch
-
-if TYPE_CHECKING:
-    from hebbian_softmax.rule import Rate
 
 WRITES = ("literal", "centred", "across")
 _PROBABILITIES = "that are not class indices must be probabilities, none negative and with the sum 1 over the classes"
@@ -80,15 +77,6 @@ def check_start(start: Any, most: int) -> int | str:
             raise ValueError(f'start must be "auto" or a number of batches, got {start!r}')
         return start
     return check_integer("start", start, 0, most)
-
-
-def check_rate(rate: Rate, limit: int) -> Rate:
-    """Try the rate on counts around the limit, so that a wrong one fails now and not in the middle of training."""
-    if not callable(rate):
-        raise TypeError(f"rate must be a callable (counts_before, n) -> λ, got {type(rate).__name__}")
-    counts = torch.tensor([0, 1, 2, max(limit - 1, 0), limit])
-    check_rate_values(rate(counts, torch.ones_like(counts)), counts)
-    return rate
 
 
 def check_rate_values(value: Any, counts: Tensor) -> Tensor:

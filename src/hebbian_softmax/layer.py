@@ -23,7 +23,7 @@ from hebbian_softmax.loss.checks import Options, check_same_dtype
 from hebbian_softmax.loss.soft import soft_cross_entropy
 from hebbian_softmax.low_precision import LowPrecisionCopy
 from hebbian_softmax.objectives import Objective, resolve_objective
-from hebbian_softmax.rule import GAMMA, LIMIT, MeanRate, Rate, accumulation_dtype, settings_of, suggest_settings
+from hebbian_softmax.rule import GAMMA, LIMIT, Rate, RecentRate, accumulation_dtype, settings_of, suggest_settings
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
@@ -44,28 +44,26 @@ class HebbianSoftmax(nn.Linear):
 
     where :math:`\bar h_i` is the mean activation of the class in the batch, and :math:`c[i]` counts its occurrences
     before the batch. That is the paper's rule, ``write="literal"``. Our study chose the default: it writes across the
-    mean activation, with n/(c + n) for 1/c, begins once features have settled, and fades with the learning rate.
+    mean activation, weighs later occurrences more, begins once features have settled, and fades with the learning rate.
 
     Args:
         in_features: size of the activations h.
         num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
-        gamma: γ, the smallest mixing rate of a class below the limit, in [0, 1].
-        limit: T, the number of occurrences after which a class is left to gradient descent. By default 100, and except
-            in literal writes more in long trainings, fewer with few classes (:class:`~hebbian_softmax.rule.MeanRate`).
+        gamma: γ, in [0, 1]: the least λ, or in steps of the usual rate how far λ is raised in long trainings.
+        limit: T, the number of occurrences after which a class is left to gradient descent. By default 100; except in
+            literal writes more in long trainings, and fewer with few classes (``RecentRate``).
         rate: a callable ``(counts_before, n) -> λ`` that replaces the usual one; see :mod:`hebbian_softmax.rule`.
         bias: as in ``nn.Linear``; the rule does not write it.
-        dropout: probability of zeroing a feature in :meth:`loss` while training. The activation is memorised as it is
-            before dropout.
+        dropout: probability of zeroing a feature in :meth:`loss` while training; what is memorised is not dropped.
         objective: ``l2`` (the paper's), ``ip``, ``svm``, ``smax`` or a callable; see :mod:`hebbian_softmax.objectives`.
         write: ``"literal"``: activations as they are, the paper's rule. ``"centred"``: without their running mean.
             ``"across"``: the same, and rows stay as they are along that mean, where they say how likely a class is.
         scale: the factor on what is written, or ``"match"``: the mean norm of the familiar rows divided by the mean
             norm of the activations, both as running values. By default 1 for literal writes and else ``"match"``.
         start: the number of batches before steps begin to write, or ``"auto"``: once features have settled
-            (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile. By default 0 for literal writes and
-            else ``"auto"``.
-        fade: whether λ is multiplied by the learning rate of the weight over the highest one that it has had. The
-            first write of a class after ``start`` does not fade. By default only literal writes do not fade.
+            (:mod:`hebbian_softmax.write.settling`). Counting goes on meanwhile. By default ``"auto"``, 0 if literal.
+        fade: whether λ is multiplied by the learning rate of the weight over its highest one so far. The first write of
+            a class after ``start`` does not fade. By default only literal writes do not fade.
         seen_only: whether the softmax of :meth:`loss` leaves out classes that were never counted and are no target of
             the call, and :meth:`forward` in eval mode gives them -inf; see :mod:`hebbian_softmax.seen`.
         new_classes: how classes that are added to a trained head are written; see :mod:`hebbian_softmax.calibration`.
@@ -446,13 +444,15 @@ class HebbianSoftmax(nn.Linear):
 
     def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch, of a step or on demand."""
-        mean, batches = self.running.seen // max(self.num_classes, 1), self.running.batches_seen()
-        more = (mean, batches, self.num_classes if in_step else None) if self.limit_grows() else ()
-        return checks.check_rate_values(self.rate(counts, n, *more), counts)
+        if not isinstance(self.rate, RecentRate):
+            return checks.check_rate_values(self.rate(counts, n), counts)
+        mean = self.running.seen // max(self.num_classes, 1) if self.limit_grows() else 0
+        rate = self.rate(counts, n, mean, self.running.batches_seen(), self.num_classes if in_step else None)
+        return checks.check_rate_values(rate, counts)
 
     def limit_grows(self) -> bool:
         """Return whether T depends on the classes and on the time so far; a given T, and a trained head's, does not."""
-        return isinstance(self.rate, MeanRate) and self.rate.limit is None and self.calibration is None
+        return isinstance(self.rate, RecentRate) and self.rate.limit is None and self.calibration is None
 
     def extra_repr(self) -> str:
         return state.described(self)

@@ -37,6 +37,10 @@ RARE_AMONG, RARE_IN_TIME = 4, 20
 """A class counts as rare while it was seen less often than the mean class divided by the first, and than the batches
 divided by the second."""
 
+LATER, LAST_BATCHES = 3, 150
+"""In the running mean of a class, a new occurrence weighs as much as three, and in long trainings as much as all of a
+class's occurrences in 150 batches."""
+
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
     """Return ``counts + n``, or ``LARGEST_COUNT`` where that is less.
@@ -73,24 +77,37 @@ class PaperRate:
 
 
 @dataclass(frozen=True)
-class MeanRate:
-    """λ = max(n/(c + n), γ) · 1{c < T}: a row is the mean of its activations, and later of the latest ones.
+class RecentRate:
+    r"""A row is a mean of its class's activations, in which the later ones weigh more. This is the usual rate.
 
-    While a class has few occurrences they all count alike; once there are more than about n/γ, a batch has the weight
-    γ. The paper's 1/c forgets the first occurrence at the second.
+    In an optimizer's steps features move, and early activations are worth less than late ones. With c the count before
+    the batch, n the occurrences in it, and B the batches so far,
+
+    .. math::
+        \lambda = \max\Big(\frac{3n}{c + 3n},\ \min\Big(\gamma, \frac{rn}{c + rn}\Big)\Big) \cdot
+        \mathbb{I}\{c < T\}, \qquad r = B / 150
+
+    The first term weighs the k-th occurrence by about k². The second is the larger one in trainings of more than 450
+    batches: it lets a row forget with a mean age of 150 batches, but not faster than with the rate γ. What is memorised
+    on demand, without steps, has one set of features, so there all occurrences count alike: λ = max(n/(c + n), γ). The
+    paper's 1/c forgets the first occurrence at the second.
+
+    A mean of few activations is mostly chance, and so it is longer than the mean of many would be. Steps therefore
+    write memories :math:`k/(k + 1)` times as long, with k from :meth:`length`.
 
     With a ``limit`` that is T. By default T is 100 in short trainings, and grows in long ones:
-    T = max(100, min(c̄/4, B/20)), with c̄ the mean count of all classes and B the number of batches so far, which the
-    head knows; both quotients are rounded down. A class that has been seen a hundred times is then left to gradient
-    descent, unless it is rare among the classes (it was seen less than a quarter as often as the mean class) and rare
-    in time (in less than one batch of twenty). Every class passes any fixed number in a long training. In an
-    optimizer's steps the 100 is not more than the number of classes: among ten classes none is so rare that gradients
-    do not serve it.
+    T = max(100, min(c̄/4, B/20)), with c̄ the mean count of all classes; both quotients are rounded down. A class that
+    has been seen a hundred times is then left to gradient descent, unless it is rare among the classes (it was seen
+    less than a quarter as often as the mean class) and rare in time (in less than one batch of twenty). Every class
+    passes any fixed number in a long training. In an optimizer's steps the 100 is not more than the number of classes:
+    among ten classes none is so rare that gradients do not serve it.
 
     >>> c, n = torch.tensor([0, 1, 8, 9]), torch.tensor([3, 1, 2, 1])
-    >>> MeanRate(gamma=0.25, limit=9)(c, n)
+    >>> RecentRate(gamma=0.25, limit=9)(c, n)
     tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
-    >>> MeanRate(gamma=0.25)(torch.tensor([99, 100, 124, 125]), n, mean_count=500, batches=4000)
+    >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), batches=1500, classes=500)
+    tensor([0.2500, 0.2500, 0.0917], dtype=torch.float64)
+    >>> RecentRate(gamma=0.25)(torch.tensor([99, 100, 124, 125]), n, mean_count=500, batches=4000)
     tensor([0.2500, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
     """
 
@@ -116,12 +133,34 @@ class MeanRate:
         batches: Tensor | int = 0,
         classes: int | None = None,
     ) -> Tensor:
+        """Return λ, of a step if ``classes`` says how many there are, else of what is memorised on demand."""
         limit: Tensor | int = self.least_limit(classes)
         if self.limit is None:
             among, in_time = (torch.as_tensor(each, device=counts.device) for each in (mean_count, batches))
             limit = torch.minimum(among // RARE_AMONG, in_time // RARE_IN_TIME).clamp_min(limit)
-        share = n.double() / add_counts(counts, n).double().clamp_min(1)
-        return share.clamp_min(self.gamma) * (counts < limit)
+        if classes is None:
+            rate = _share(n.double(), counts).clamp_min(self.gamma)
+        else:
+            recent = _share(n.double() * batches / LAST_BATCHES, counts)
+            rate = torch.maximum(_share(LATER * n.double(), counts), recent.clamp_max(self.gamma))
+        return rate * (counts < limit)
+
+    @staticmethod
+    def length(n: Tensor, rate: Tensor) -> Tensor:
+        """Return k/(k + 1), by which a memory is shortened, with k = n (2/λ - 1).
+
+        The plain mean of k activations varies as much as a running mean into which n are mixed at a time with rate λ.
+
+        >>> RecentRate.length(torch.tensor([1, 3, 1]), torch.tensor([1.0, 1.0, 0.5]))
+        tensor([0.5000, 0.7500, 0.7500])
+        """
+        many = n * (2 - rate)
+        return many / (many + rate)
+
+
+def _share(weight: Tensor, counts: Tensor) -> Tensor:
+    """Return the share of ``weight`` occurrences in a class that was seen ``counts`` times before."""
+    return weight / (counts + weight).clamp_min(torch.finfo(weight.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -211,18 +250,38 @@ def settings_of(
     given, own = limit, getattr(rate, "limit", None)  # a given rate may have a T, too
     limit = check_integer("limit", limit if limit is not None else LIMIT if own is None else own, 0, LARGEST_COUNT)
     if rate is None:
-        rate = PaperRate(gamma, limit) if literal else MeanRate(gamma, given)
-    elif type(rate) is MeanRate and rate.limit is None:
-        rate = MeanRate(rate.gamma, given)
+        rate = PaperRate(gamma, limit) if literal else RecentRate(gamma, given)
+    elif isinstance(rate, RecentRate) and rate.limit is None:
+        rate = replace(rate, limit=given)
     return Settings(
         gamma,
         limit,
-        checks.check_rate(rate, limit),
+        _tried(rate, limit),
         write,
         checks.check_scale((1.0 if literal else "match") if scale is None else scale),
         checks.check_start((0 if literal else "auto") if start is None else start, LARGEST_COUNT),
         checks.check_flag("fade", not literal if fade is None else fade),
     )
+
+
+def _tried(rate: Rate, limit: int) -> Rate:
+    """Return a rate after a trial on counts around T, so that a wrong one fails now and not in the middle of training.
+
+    Those that extend :class:`RecentRate` are called with more arguments than others.
+    """
+    if not callable(rate):
+        raise TypeError(f"rate must be a callable (counts_before, n) -> λ, got {type(rate).__name__}")
+    counts = torch.tensor([0, 1, 2, max(limit - 1, 0), limit])
+    many = torch.ones_like(counts)
+    checks.check_rate_values(rate(counts, many), counts)
+    if isinstance(rate, RecentRate):
+        try:
+            value = rate(counts, many, 0, 0, 1)
+        except TypeError as error:
+            wanted = "(counts, n, mean_count, batches, classes) -> λ"
+            raise TypeError(f"rate extends RecentRate, so it must be a callable {wanted}; {error}") from error
+        checks.check_rate_values(value, counts)
+    return rate
 
 
 @dataclass(frozen=True)

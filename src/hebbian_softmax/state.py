@@ -14,7 +14,7 @@ from hebbian_softmax._torch import is_sharded, own_parameter
 from hebbian_softmax.calibration import Calibration
 from hebbian_softmax.checks import check_weight
 from hebbian_softmax.objectives import Euclidean
-from hebbian_softmax.rule import LARGEST_COUNT, MeanRate, PaperRate
+from hebbian_softmax.rule import LARGEST_COUNT, PaperRate, RecentRate
 from hebbian_softmax.write.running import level_line
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def tell_familiar(head: HebbianSoftmax, how: str) -> None:
 def described(head: HebbianSoftmax) -> str:
     """Return the settings of a head as its ``repr`` has them."""
     rate = f"gamma={head.gamma:g}, limit={head.limit}"
-    if head.rate != (PaperRate if head.write == "literal" else MeanRate)(head.gamma, head.limit):
+    if head.rate != (PaperRate if head.write == "literal" else RecentRate)(head.gamma, head.limit):
         rate += f", rate={head.rate!r}"
     return (
         f"in_features={head.in_features}, num_classes={head.num_classes}, {rate}, bias={head.bias is not None}, "
@@ -129,7 +129,7 @@ def sum_of(counts: Tensor) -> Tensor:
 
 def keep_limit(head: HebbianSoftmax) -> None:
     """Let T stay where it is: counts of familiar rows are no counts, so no mean of them says which class is rare."""
-    if type(head.rate) is MeanRate and head.rate.limit is None:
+    if isinstance(head.rate, RecentRate) and head.rate.limit is None:
         head.rate = replace(head.rate, limit=head.limit)
 
 
@@ -300,6 +300,7 @@ def _adopt_calibration(head: HebbianSoftmax, state: dict[str, Any], prefix: str)
     if any(name.startswith(_CALIBRATION) for name in names):
         calibration = Calibration(torch.zeros_like(head.counts, dtype=torch.bool))
         calibration.fit_to(state, prefix + _CALIBRATION, head.in_features)
+        keep_limit(head)
     head.calibration = calibration
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hebbian_softmax import ConstantRate, InclusiveRate, MeanRate, PaperRate
+from hebbian_softmax import ConstantRate, InclusiveRate, PaperRate, RecentRate
 from tests.distributed.pool import Pool
 from tests.distributed.training import Model, Setup, Step, Training, check, count_targets, make_steps, snapshot
 
@@ -67,7 +67,7 @@ def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> Non
     check(pool, how, Setup(head=head), [3, 5, 4])
 
 
-class Sooner(MeanRate):
+class Sooner(RecentRate):
     """Grows from 0 as soon as the mean count does, and falls with the batches, so that few of them show both."""
 
     def __call__(self, counts: Tensor, n: Tensor, mean_count: Any = 0, batches: Any = 0, classes: Any = 0) -> Tensor:
@@ -300,8 +300,15 @@ def test_what_is_cleared_is_not_written_with_ddp(pool: Pool, set_to_none: bool) 
 
 
 @pytest.mark.parametrize(("set_to_none", "foreach"), [(True, False), (False, False), (False, True)])
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize(
+    ("clip", "micro_batches"),
+    [
+        (0.1, 2),
+        (None, 3),
+        pytest.param(None, 2, marks=pytest.mark.slow),
+        pytest.param(0.1, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_cleared_is_not_written_with_fsdp(
     pool: Pool, set_to_none: bool, foreach: bool, clip: float | None, micro_batches: int
 ) -> None:

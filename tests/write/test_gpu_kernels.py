@@ -23,8 +23,8 @@ from hebbian_softmax import (
     InclusiveRate,
     InnerProduct,
     InverseCountRate,
-    MeanRate,
     PaperRate,
+    RecentRate,
 )
 from hebbian_softmax._triton import kernels_on_cpu
 from hebbian_softmax.write import any_nonzero, in_torch, kernels_suit, write
@@ -79,6 +79,13 @@ class Halved(PaperRate):
         return super().__call__(counts, n) / 2
 
 
+class Slower(RecentRate):
+    """A rate that the kernels do not know, and that shortens memories all the same."""
+
+    def __call__(self, counts: Tensor, n: Tensor, *more: Any) -> Tensor:
+        return super().__call__(counts, n, *more) / 2
+
+
 class AsItIs(Euclidean):
     """The same objective, and a class of its own, which the kernels do not know."""
 
@@ -98,7 +105,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ball": {"objective": Euclidean(0.7)},
     "sphere": {"objective": InnerProduct(3.0)},
     "inclusive": {"rate": InclusiveRate(0.3, 9)},
-    "growing": {"rate": MeanRate(0.3), "limit": None},
+    "growing": {"rate": RecentRate(0.3), "limit": None},
     "constant": {"rate": ConstantRate(0.3)},
     "constant, limited": {"rate": ConstantRate(1, 4)},
     "inverse": {"rate": InverseCountRate()},
@@ -128,8 +135,27 @@ def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     compare(head, [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
 
 
-@pytest.mark.parametrize("rate", [None, scaled], ids=["paper's", "callable"])
-@pytest.mark.parametrize("strength", [(0.03, 0.1), "tensors", (0.0, 0.0)])
+@pytest.mark.parametrize("rate", [RecentRate(0.3, 30), Slower(0.3, 30)], ids=["known", "given"])
+@pytest.mark.parametrize("batches", [0, 700], ids=["early", "late"])
+def test_steps_of_the_usual_rate(rate: RecentRate, batches: int, device: str) -> None:
+    """Each of its terms is the largest for some class: c = 1 to 26, γ = 0.3, and 700/150 = 4.7 in place of 3."""
+    head = head_of(device, rate=rate, limit=30)
+    head.counts.copy_(torch.arange(CLASSES) * 5 // 2 + 1)
+    head.running.batches[1] = batches
+    compare(head, [[batch(device, n)] for n in (14, 10)], Timing(True, 0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rate", "strength"),
+    [
+        pytest.param(None, (0.03, 0.1), id="paper's, numbers"),
+        pytest.param(scaled, "tensors", id="callable, tensors"),
+        pytest.param(None, "tensors", id="paper's, tensors", marks=pytest.mark.slow),
+        pytest.param(None, (0.0, 0.0), id="paper's, zeros"),
+        pytest.param(scaled, (0.03, 0.1), id="callable, numbers", marks=pytest.mark.slow),
+        pytest.param(scaled, (0.0, 0.0), id="callable, zeros", marks=pytest.mark.slow),
+    ],
+)
 def test_timing(
     strength: tuple[float, float] | str, rate: Callable[[Tensor, Tensor], Tensor] | None, device: str
 ) -> None:
@@ -159,7 +185,8 @@ def test_a_limit_that_is_the_number_of_classes(in_step: bool, device: str) -> No
     assert written == ([0, 1, 2, 3, 10] if in_step else [0, 1, 2, 3, 4, 5, 6, 7, 10])
 
 
-@pytest.mark.parametrize("classes", [CLASSES, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [CLASSES, 3000])
 def test_features_that_settle(classes: int, device: str) -> None:
     """Activations are those of their class after two batches; every other class of 3,000 is sampled.
 
@@ -210,14 +237,16 @@ def test_a_program_may_have_several_positions(device: str, monkeypatch: pytest.M
     assert (head.weight != before).any(1).sum() > 3
 
 
-@pytest.mark.parametrize("rate", [PaperRate, MeanRate, InclusiveRate])
-def test_counts_stay_at_the_largest_number(rate: type, device: str) -> None:
+@pytest.mark.parametrize("timing", [AT_ONCE, Timing(True, 1.0, 1.0)], ids=["on demand", "in a step"])
+@pytest.mark.parametrize("rate", [PaperRate, RecentRate, InclusiveRate])
+def test_counts_stay_at_the_largest_number(rate: type, timing: Timing, device: str) -> None:
     most = 2**63 - 1
     head = head_of(device, limit=most, rate=rate(0.2, most))
     head.counts[:2], head.counts[2] = most, most - 3
     call = batch(device, 12)
     call.targets[:] = torch.arange(12, device=device) % 4
-    compare(head, [[call], [call]])
+    head.running.batches[1] = 700
+    compare(head, [[call], [call]], timing)
     assert head.counts[:4].tolist() == [most, most, most, 6]
 
 
@@ -370,18 +399,25 @@ def test_the_papers_loops(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", [PaperRate(0.1, 50), MeanRate(0.013, 99), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)]
+    "rate", [PaperRate(0.1, 50), RecentRate(0.3, 99), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)]
 )
-def test_known_rates_have_the_bits_of_float64_rounded(rate: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+@pytest.mark.parametrize("in_step", [False, True])
+def test_known_rates_have_the_bits_of_float64_rounded(
+    rate: Callable[[Tensor, Tensor], Tensor], in_step: bool, device: str
+) -> None:
     from hebbian_softmax.write.gpu.runs import find_runs
 
     head = head_of(device, rate=rate)
-    head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 99, 2**24 + 1, 2**40]))
+    head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 98, 2**24 + 1, 2**40]))
+    head.running.batches[1] = 701
     y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
-    runs = find_runs(head, [Activations(torch.randn(len(y), FEATURES).to(device), y)], head.weight, AT_ONCE)
+    calls, timing = [Activations(torch.randn(len(y), FEATURES).to(device), y)], Timing(in_step, 1.0, 1.0)
+    twin = copy.deepcopy(head)
+    runs = find_runs(head, calls, head.weight, timing)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
-    assert torch.equal(runs.rate[starts], rate(runs.before[starts], runs.n[starts].long()).float())
+    wanted = twin.mixing_rate(runs.before[starts], runs.n[starts].long(), in_step=in_step)
+    assert torch.equal(runs.rate[starts], wanted.float())
 
 
 def test_the_same_input_gives_the_same_bits(device: str) -> None:

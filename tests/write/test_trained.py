@@ -358,6 +358,23 @@ def test_states_resume_bit_for_bit(assign: bool) -> None:
         assert name == "new" or (last.weight[FAMILIAR:] != 0).all()
 
 
+def test_a_default_head_that_takes_a_trained_state_writes_as_the_trained_one() -> None:
+    """T of a trained head stays, also where the new head's would depend on its classes and on time."""
+    torch.manual_seed(0)
+    head = HebbianSoftmax.from_linear(nn.Linear(4, 6, bias=False))
+    head.add_classes(2)
+    head.memorize(torch.randn(20, 4), torch.arange(20) % 2 + 6)
+    other = HebbianSoftmax(4, 8)
+    other.load_state_dict(head.state_dict())
+    assert other.rate == head.rate
+    for each in (head, other):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        each.attach(optimizer)
+        each.loss(torch.arange(20.0).view(5, 4) - 9, torch.tensor([6, 7, 6, 7, 0])).backward()
+        optimizer.step()
+    assert_same_bits(other.state_dict(), head.state_dict())
+
+
 def test_a_state_of_a_head_without_calibration_takes_it_away() -> None:
     scratch = HebbianSoftmax(FEATURES, FAMILIAR, gamma=0.1, limit=LIMIT, bias=True, dtype=torch.float64)
     head, h, _ = trained()

@@ -12,9 +12,17 @@ from torch import Tensor
 
 from hebbian_softmax._torch import is_sharded
 from hebbian_softmax.distributed import check_same_batch, join_counts, join_sums, own_rows, sum_over_shards
-from hebbian_softmax.rule import ClassSums, accumulation_dtype, add_counts, merge_sums, mix_rows, sum_by_class
+from hebbian_softmax.rule import (
+    ClassSums,
+    RecentRate,
+    accumulation_dtype,
+    add_counts,
+    merge_sums,
+    mix_rows,
+    sum_by_class,
+)
 from hebbian_softmax.write.activations import Activations
-from hebbian_softmax.write.timing import AT_ONCE, Timing, has_begun
+from hebbian_softmax.write.timing import AT_ONCE, Timing, has_begun, shortens
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -54,7 +62,9 @@ def write(
         return
     before, since = head.counts[classes], head.since_start[classes]
     begun, strength = has_begun(head), torch.as_tensor(timing.strength(), dtype=torch.float64).to(since.device)
-    rate = head.mixing_rate(before, n, in_step=timing.waits).double() * torch.where(since > 0, strength, 1)
+    rate = head.mixing_rate(before, n, in_step=timing.waits).double()
+    length = RecentRate.length(n, rate) if shortens(head, timing) else torch.ones_like(rate)
+    rate = rate * torch.where(since > 0, strength, 1)
     if timing.waits:
         rate = rate * begun
     written = rate > 0 if head.memorizing else torch.zeros_like(rate, dtype=torch.bool)
@@ -81,7 +91,8 @@ def write(
             _see_rare_rows(head, classes[rare], before[rare], across, shard, weight)
             first = (before[written] == 0) & (head.running.along_batches > 0)
             beside = _Along(across, first, head.running.usual_component())
-        _write_rows(head, classes[written], centred * scale, rate[written], shard, beside)
+        memories = centred * scale * length[written].to(centred.dtype).unsqueeze(1)
+        _write_rows(head, classes[written], memories, rate[written], shard, beside)
     if settling is not None:
         sampled = settling.sampled(classes)
         settling.see(classes[sampled], means[sampled[needed]], before[sampled], mean, seen)

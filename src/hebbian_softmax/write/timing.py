@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hebbian_softmax.rule import RecentRate
+
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
 
@@ -52,6 +54,11 @@ def has_begun(head: HebbianSoftmax) -> Tensor:
         return head.settling.began >= 0
     assert isinstance(head.start, int)
     return head.running.batches_seen() >= head.start
+
+
+def shortens(head: HebbianSoftmax, timing: Timing) -> bool:
+    """Return whether memories of few activations are written shorter, as ``RecentRate.length`` says: in steps."""
+    return timing.waits and head.write != "literal" and isinstance(head.rate, RecentRate)
 
 
 def begin_group(group: dict[str, Any]) -> None:

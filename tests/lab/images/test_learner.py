@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hebbian_softmax import MeanRate
+from hebbian_softmax import RecentRate
 from hebbian_softmax.lab.base.rule import LITERAL_RULE, RULE_BEFORE
 from hebbian_softmax.lab.base.seeds import derive_seed
 from hebbian_softmax.lab.images.convnet import augment, convnet
@@ -183,7 +183,7 @@ def test_each_variant_learns_in_a_way_of_its_own(outcomes: dict[str, Learner], n
 def test_the_default_is_that_of_the_library() -> None:
     head = small(Method(hebbian=True)).head
     assert (head.gamma, head.limit, head.write, head.scale) == (0.2, 100, "across", "match")
-    assert (head.start, head.fade, head.rate) == ("auto", True, MeanRate(0.2))
+    assert (head.start, head.fade, head.rate) == ("auto", True, RecentRate(0.2))
     assert small(Method(hebbian=False)).head.settling is None  # plain softmax measures nothing
 
 

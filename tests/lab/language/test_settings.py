@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, MeanRate, PaperRate
+from hebbian_softmax import ConstantRate, InclusiveRate, InverseCountRate, PaperRate, RecentRate
 from hebbian_softmax.lab.base.settings import as_options, from_values
 from hebbian_softmax.lab.language.learner import Learner, choose_precision
 from hebbian_softmax.lab.language.names import ONLY
@@ -24,7 +24,7 @@ def test_the_rule_is_the_one_that_was_asked_for() -> None:
     assert (head.scale, head.write, head.start, head.fade) == (0.5, "literal", 3, False)
     assert type(head.objective).__name__ == "InnerProduct"
     usual = model().head
-    assert usual.rate == MeanRate(0.2)
+    assert usual.rate == RecentRate(0.2)
     assert (usual.scale, usual.write, type(usual.objective).__name__) == ("match", "across", "Euclidean")
     assert (Settings().start, usual.fade) == ("auto", True)
     assert [model(hebbian, start="auto").head.settling is None for hebbian in (True, False)] == [False, True]

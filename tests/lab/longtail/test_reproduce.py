@@ -80,14 +80,15 @@ def test_the_summary_says_who_wins_and_who_loses() -> None:
     assert [row[-1] for row in tuning.rows] == ["chosen"] * 4
 
 
-def test_only_the_mean_rate_has_a_limit_of_its_own() -> None:
+def test_only_the_recent_rate_has_a_limit_of_its_own() -> None:
     limits = [
         {method.limit for method in methods_of("rule", TAILS["zipf"], Settings(rate=rate))}
-        for rate in ("mean", "paper")
+        for rate in ("recent", "paper")
     ]
     assert limits == [{"auto", 30}, {100, 30}]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, stopped = run_small(tmp_path / "whole"), run_small(tmp_path / "stopped")
     (stopped / "result.json").unlink()

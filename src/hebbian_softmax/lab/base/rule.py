@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, MeanRate, PaperRate
+from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, PaperRate, RecentRate
 from hebbian_softmax.checks import WRITES
 from hebbian_softmax.lab.base.settings import Former, boolean, choice, number, setting, whole_or_auto
 from hebbian_softmax.rule import GAMMA, LIMIT, Rate
 
-DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_RATE = GAMMA, "auto", "mean"
+DEFAULT_GAMMA, DEFAULT_LIMIT, DEFAULT_RATE = GAMMA, "auto", "recent"
 DEFAULT_WRITE, DEFAULT_START, DEFAULT_FADE = "across", "auto", True
 """The library's default rule."""
 RULE_BEFORE: dict[str, Any] = {"write": "centred", "rate": "paper", "start": 0, "fade": False}
@@ -22,7 +22,7 @@ RULE_BEFORE: dict[str, Any] = {"write": "centred", "rate": "paper", "start": 0, 
 LITERAL_RULE: dict[str, Any] = {"write": "literal", "rate": "paper", "start": 0, "fade": False}
 """The paper's rule."""
 RATES: dict[str, Callable[[float, int | None], Rate]] = {
-    "mean": MeanRate,
+    "recent": RecentRate,
     "paper": lambda gamma, limit: PaperRate(gamma, LIMIT if limit is None else limit),
     "inclusive": lambda gamma, limit: InclusiveRate(gamma, LIMIT if limit is None else limit),
     "constant": lambda gamma, limit: ConstantRate(gamma, LIMIT if limit is None else limit),
@@ -40,14 +40,15 @@ def write_of_center(text: str) -> str:
     return "centred" if boolean(text) else "literal"
 
 
-def gamma_setting(help: str = "γ, smallest mixing rate of the Hebbian rule", before: float | None = None) -> Any:
+def gamma_setting(help: str = "γ of the Hebbian rule", before: float | None = None) -> Any:
     """Declare the setting `gamma`."""
+    help += ": the least mixing rate, or how far the recent rate is raised in long trainings"
     return setting(DEFAULT_GAMMA, help, number(0, 1), before=before)
 
 
 def limit_setting(help: str = "T, the occurrences of a class that the rule writes", before: int | None = None) -> Any:
     """Declare the setting `limit`."""
-    usual = f", or auto: {LIMIT}; with the mean rate more in long trainings, and fewer where there are fewer classes"
+    usual = f", or auto: {LIMIT}; with the recent rate more in long trainings, and fewer where there are fewer classes"
     return setting(DEFAULT_LIMIT, help + usual, whole_or_auto, before=before)
 
 
@@ -68,7 +69,7 @@ def make_rate(name: str, gamma: float, limit: int | str) -> Rate:
 def rate_setting(*names: str) -> Any:
     """Declare the setting `rate`, a choice from these names."""
     meanings = {
-        "mean": "the mean of a class's activations, later of the latest ones",
+        "recent": "the mean of a class's activations, in which later ones weigh more",
         "paper": "1/c, at least γ",
         "inclusive": "the paper's with a count that includes the batch",
         "constant": "γ",
@@ -110,6 +111,24 @@ def writing_began(head: nn.Module) -> int | None:
     settling = head.settling if isinstance(head, HebbianSoftmax) else None
     began = -1 if settling is None else int(settling.began)
     return began if began > 0 else None
+
+
+def say_when_it_began(start: int | str, began: int | None) -> str:
+    """Return a sentence on when a head began to write, if it was to find that out by itself; else an empty one.
+
+    >>> say_when_it_began("auto", 120)
+    'Hebbian softmax began to write after 120 steps, when its features had settled. '
+    >>> say_when_it_began(0, None)
+    ''
+    """
+    if start != "auto":
+        return ""
+    if began is not None:
+        return f"Hebbian softmax began to write after {began:,} steps, when its features had settled. "
+    return (
+        "Hebbian softmax has not written anything, because its features had not settled when training ended: it "
+        "learned as plain softmax does. With --start 0 it writes from the first step on. "
+    )
 
 
 def newly_begun(head: nn.Module, step: int, every: int) -> int | None:

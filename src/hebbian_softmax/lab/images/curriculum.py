@@ -30,7 +30,7 @@ class CurriculumSettings:
     gamma: float = gamma_setting()
     limit: int | str = limit_setting()
     write: str = write_setting()
-    rate: str = rate_setting("mean", "paper")
+    rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     filters: int = setting(32, "filters of each convolution, and features that the heads see", integer(1, 4096))

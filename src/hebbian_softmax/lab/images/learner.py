@@ -50,7 +50,7 @@ class Method:
     gamma: float = DEFAULT_GAMMA
     limit: int | str = DEFAULT_LIMIT
     rate: str = DEFAULT_RATE
-    """The rate λ: `mean` is the library's, `paper` is equation 4, `constant` is always γ, and `inverse` is always 1/c
+    """The rate λ: `recent` is the library's, `paper` is equation 4, `constant` is always γ, and `inverse` is always 1/c
     (section 3.1)."""
     scale: float | str = "match"
     write: str = DEFAULT_WRITE

@@ -89,7 +89,7 @@ class Settings:
         3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
     )
     write: str = write_setting()
-    rate: str = rate_setting("mean", "paper")
+    rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     gamma: float = gamma_setting("γ of the rule where the part tuning is left out", before=0.1)
@@ -264,7 +264,7 @@ def hebbian_settings(rule: Method, count: int = TRIALS) -> list[Method]:
     """
     across = rule.write == "across"
     gammas = (0.1, 0.2, 0.3) if across else (0.05, 0.1, 0.25)
-    limits: tuple[int | str, ...] = (30, "auto" if rule.rate == "mean" else 100, 300)
+    limits: tuple[int | str, ...] = (30, "auto" if rule.rate == "recent" else 100, 300)
     grid = [
         replace(rule, learning_rate=rate, limit=limit, gamma=gamma)
         for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), limits, gammas)

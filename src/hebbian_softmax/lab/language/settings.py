@@ -84,7 +84,7 @@ class Settings:
     attention_dropout: float = setting(0.0, "transformer: dropout of the weights of attention", share, later=True)
 
     limit: int | str = limit_setting("T, the occurrences of a word that the rule writes")
-    gamma: float = gamma_setting("γ, the smallest mixing rate of the rule")
+    gamma: float = gamma_setting()
     rate: str = rate_setting(*RATES)
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
     rule_scale: str = setting("match", "factor on what is written: a number (the paper: 1), or match", rule_scale)

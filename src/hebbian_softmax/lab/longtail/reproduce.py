@@ -36,7 +36,7 @@ RULES: dict[str, tuple[tuple[float, int | str], ...]] = {
     "centred": ((0.1, 30), (0.05, 200), (0.25, 100)),
     "literal": ((0.1, 30), (0.05, 200), (0.25, 100)),
 }
-"""Pairs of γ and T that are tried with each kind of write; only the mean rate has a T of its own, auto."""
+"""Pairs of γ and T that are tried with each kind of write; only the recent rate has a T of its own, auto."""
 KINDS = {
     "plain": ("plain softmax", False, False),
     "balanced": ("balanced softmax", False, True),
@@ -59,7 +59,7 @@ class Settings:
     seeds: int = setting(5, "number of seeds reported, from 0 on", integer(1, 999))
     trials: int = setting(TRIALS, "number of settings tried for each method", integer(1, TRIALS))
     write: str = write_setting()
-    rate: str = rate_setting("mean", "paper")
+    rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     classes: int = setting(1000, "number of classes of zipf", integer(25, 100_000))
@@ -164,7 +164,9 @@ def methods_of(kind: str, tail: Tail, settings: Settings) -> list[Method]:
         return [Method(float(f"{LOWEST_RATE * ratio**number:.2g}"), balanced=balanced) for number in range(count)]
     rule: dict[str, Any] = {name: getattr(settings, name) for name in ("write", "rate", "start", "fade")}
     grid = [
-        Method(rate, hebbian, balanced, gamma, LIMIT if limit == "auto" and settings.rate != "mean" else limit, **rule)
+        Method(
+            rate, hebbian, balanced, gamma, LIMIT if limit == "auto" and settings.rate != "recent" else limit, **rule
+        )
         for (gamma, limit), rate in product(RULES[settings.write], tail.rates)
     ]
     return grid[:count]

@@ -14,6 +14,7 @@ from hebbian_softmax.objectives import Euclidean, InnerProduct
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.means import mean_of_run
 from hebbian_softmax.write.gpu.runs import count_run, find_runs
+from hebbian_softmax.write.timing import shortens
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -36,7 +37,8 @@ def write(head: HebbianSoftmax, contents: Sequence[Activations], weight: Tensor,
         positions = runs.keys.numel()
         write_rows_kernel[(min(positions, _PROGRAMS),)](
             runs, head.counts, head.since_start, weight, positions, head.in_features, float(radius),
-            MEMORIZING=head.memorizing, OBJECTIVE=objective, ACROSS=head.write == "across", **tile(head.in_features),
+            SHORTENS=shortens(head, timing), MEMORIZING=head.memorizing, OBJECTIVE=objective,
+            ACROSS=head.write == "across", **tile(head.in_features),
         )  # fmt: skip
         # Autograd refuses to go back through values that have changed, so it must be told.
         torch.autograd.graph.increment_version((weight, head.counts, head.since_start))
@@ -53,7 +55,7 @@ def objective_of(head: HebbianSoftmax) -> tuple[int, float]:
 
 @triton.jit
 def write_rows_kernel(
-    runs, counts, since_start, weight, positions, features, radius,
+    runs, counts, since_start, weight, positions, features, radius, SHORTENS: tl.constexpr,
     MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one or a few sorted positions in each program; at the start of a run mix the row where λ > 0, and count.
@@ -68,7 +70,7 @@ def write_rows_kernel(
         if n > 0:
             if MEMORIZING:
                 if rate > 0:
-                    memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                    memory = memory_of_run(runs, position, n, features, radius, SHORTENS, OBJECTIVE, ROWS, BLOCK)
                     column = tl.arange(0, BLOCK)
                     inside = column < features
                     at = weight + key * features + column
@@ -81,12 +83,16 @@ def write_rows_kernel(
 
 @triton.jit
 def memory_of_run(
-    runs, position, n, features, radius, OBJECTIVE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    runs, position, n, features, radius, SHORTENS: tl.constexpr, OBJECTIVE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """Return w* of the run at ``position``: the mean of its activations, centred, scaled, through the objective."""
     column = tl.arange(0, BLOCK)
     mean = mean_of_run(runs.h, runs.order, runs.blocks, position, n, features, ROWS, BLOCK)
-    w = (mean - tl.load(runs.center + column, mask=column < features, other=0.0)) * tl.load(runs.scale)
+    scale = tl.load(runs.scale)
+    if SHORTENS:
+        scale *= tl.load(runs.length + position)
+    w = (mean - tl.load(runs.center + column, mask=column < features, other=0.0)) * scale
     if OBJECTIVE == INTO_BALL:
         w = tl.where(tl.sqrt_rn(tl.sum(w * w, 0)) <= radius, w, _onto_sphere(w, radius))
     if OBJECTIVE == ONTO_SPHERE:

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from hebbian_softmax.rule import (
     LARGEST_COUNT,
+    LAST_BATCHES,
+    LATER,
     RARE_AMONG,
     RARE_IN_TIME,
     ConstantRate,
     InclusiveRate,
     InverseCountRate,
-    MeanRate,
     PaperRate,
     Rate,
+    RecentRate,
 )
 from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.inspect import inspection_of
@@ -29,15 +31,17 @@ from hebbian_softmax.write.gpu.sort import stable_sort
 from hebbian_softmax.write.gpu.statistics import advance
 from hebbian_softmax.write.gpu.update import Update, no_step, stepped
 from hebbian_softmax.write.running import SMALL_MEAN
+from hebbian_softmax.write.timing import shortens
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
     from hebbian_softmax.write.activations import Activations
     from hebbian_softmax.write.timing import Timing
 
-GIVEN, BEFORE, INCLUSIVE, CONSTANT, MEAN = (tl.constexpr(each) for each in range(5))
-"""RATE: λ is computed in torch, from the count before the batch, from the count with it, is always the same, or is the
-batch's share of that count."""
+GIVEN, BEFORE, INCLUSIVE, CONSTANT, MEAN, RECENT = (tl.constexpr(each) for each in range(6))
+"""RATE: λ is computed in torch, from the count before the batch, from the count with it, is always the same, is the
+batch's share of that count, or is the share of it and of later occurrences, as in steps of ``RecentRate``."""
+_LATER, _LAST_BATCHES = tl.constexpr(LATER), tl.constexpr(LAST_BATCHES)
 _LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
 _RARE_AMONG, _RARE_IN_TIME = tl.constexpr(RARE_AMONG), tl.constexpr(RARE_IN_TIME)
 _WINDOW = tl.constexpr(128)
@@ -64,6 +68,8 @@ class Runs(NamedTuple):
     """int32 (N,): n[i]."""
     rate: Tensor
     """float32 (N,): λ[i]."""
+    length: Tensor
+    """float32 (N,): the factor of ``RecentRate.length``; only where memories are shortened."""
     center: Tensor
     """float32 (features,): what is subtracted from the mean of a run."""
     scale: Tensor
@@ -113,10 +119,11 @@ def find_runs(
     seen = inspection_of(head, contents, h, targets)
     keys, order = stable_sort(seen.keys, head.num_classes)
     before, many = torch.empty_like(order), torch.empty_like(order, dtype=torch.int32)
-    rate, norms, components = (h.new_empty(n, dtype=torch.float32) for _ in range(3))
+    rate, norms, components, length = (h.new_empty(n, dtype=torch.float32) for _ in range(4))
     direction = rate.new_empty(1)
     begun = many.new_empty(1)
-    kind, gamma, limit = _known_rate(head.rate, head.num_classes if timing.waits and head.limit_grows() else None)
+    kind, gamma, limit = _known_rate(head, in_step=timing.waits)
+    shorter = shortens(head, timing)
     match = head.scale == "match"
     step, kind_of_step = no_step(weight) if update is None else update.arguments()
     moment, timed = _moment(head, timing)
@@ -125,15 +132,17 @@ def find_runs(
     row_parts = min(_ROW_PARTS, head.num_classes)
     all_norms, all_rows = h.new_empty(row_parts, dtype=torch.float32), many.new_empty(row_parts)
     find_runs_kernel[(n + row_parts if match else n,)](
-        keys, head.counts, weight, before, many, rate, norms, begun, head.running.batches, all_norms, all_rows, n,
-        features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
+        keys, head.counts, weight, before, many, rate, length, norms, begun, head.running.batches, all_norms, all_rows,
+        n, features, head.num_classes, float(gamma), min(limit or 0, LARGEST_COUNT), many if slots is None else slots,
         step, moment, measured, head.running.mean, head.running.norms, components, direction, SMALL_MEAN,
-        head.running.seen, GROWS=head.limit_grows(), ACROSS=head.write == "across", **kind_of_step, **timed, RATE=kind,
-        LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
+        head.running.seen, SHORTENS=shorter, GROWS=head.limit_grows(), ACROSS=head.write == "across", **kind_of_step,
+        **timed, RATE=kind, LIMITED=limit is not None, MATCH=match, SLOTS=slots is not None,
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
         given = head.mixing_rate(before, many.clamp_min(1).long(), in_step=timing.waits).to(rate.dtype)
+        if shorter:
+            length = RecentRate.length(many, given)
         rate = given * torch.where(many > 0, rate, 0)  # where no run starts, the factor has no value
     blocks = _sums_of_blocks(head, h, keys, order, rate, measured)
     # Last of all, so that a rate that raises has changed nothing.
@@ -142,7 +151,7 @@ def find_runs(
         fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured, begun), measured
     found = advance(head, seen.sums, before, norms, all_norms, all_rows, fits, components, direction)
     center, scale, along = found
-    return Runs(h, keys, order, blocks, before, many, rate, center, scale, begun, direction, along)
+    return Runs(h, keys, order, blocks, before, many, rate, length, center, scale, begun, direction, along)
 
 
 def _sums_of_blocks(
@@ -157,16 +166,15 @@ def _sums_of_blocks(
     return blocks
 
 
-def _known_rate(rate: Rate, classes: int | None) -> tuple[int, float, int | None]:
-    """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else.
-
-    ``classes`` are those of ``MeanRate.least_limit``.
-    """
+def _known_rate(head: HebbianSoftmax, in_step: bool) -> tuple[int, float, int | None]:
+    """Return which of the kernel's rates it is, its γ and its T. A subclass may compute something else."""
+    rate: Rate = head.rate
     match rate:
         case PaperRate(gamma, limit) if type(rate) is PaperRate:
             return BEFORE.value, gamma, limit
-        case MeanRate(gamma) if type(rate) is MeanRate:
-            return MEAN.value, gamma, rate.least_limit(classes)
+        case RecentRate(gamma) if type(rate) is RecentRate:
+            kind = RECENT if in_step else MEAN
+            return kind.value, gamma, rate.least_limit(head.num_classes if in_step else None)
         case InclusiveRate(gamma, limit) if type(rate) is InclusiveRate:
             return INCLUSIVE.value, gamma, limit
         case ConstantRate(value, limit) if type(rate) is ConstantRate:
@@ -200,12 +208,11 @@ def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tens
 
 @triton.jit
 def find_runs_kernel(
-    keys, counts, weight, before_out, n_out, rate_out, norm_out, begun_out, batches, all_norms, all_rows, n, features,
-    classes, gamma, limit, slots, step, moment, measured_out, mean, norms, component_out, direction_out, small_mean,
-    seen_in_all, GROWS: tl.constexpr, ACROSS: tl.constexpr, KIND: tl.constexpr, LR_TENSOR: tl.constexpr,
-    RATE: tl.constexpr, LIMITED: tl.constexpr,
-    WAITS: tl.constexpr, AUTO: tl.constexpr, FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    keys, counts, weight, before_out, n_out, rate_out, length_out, norm_out, begun_out, batches, all_norms, all_rows,
+    n, features, classes, gamma, limit, slots, step, moment, measured_out, mean, norms, component_out, direction_out,
+    small_mean, seen_in_all, SHORTENS: tl.constexpr, GROWS: tl.constexpr, ACROSS: tl.constexpr, KIND: tl.constexpr,
+    LR_TENSOR: tl.constexpr, RATE: tl.constexpr, LIMITED: tl.constexpr, WAITS: tl.constexpr, AUTO: tl.constexpr,
+    FADE_TENSOR: tl.constexpr, MATCH: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Look at one sorted position in each program: at the start of a run find n[i], c[i], λ[i], ‖θ̂[i]‖ and θ̂[i]·m.
 
@@ -265,7 +272,11 @@ def find_runs_kernel(
                 stride = tl.load(moment.stride)
                 sampled = ((key % stride == 0) & (key // stride < moment.sampled)).to(tl.int32)
         if RATE != GIVEN:
-            rate *= _rate(before, many, gamma, last, RATE, LIMITED)
+            own = _rate(before, many, batches, gamma, last, RATE, LIMITED)
+            if SHORTENS:
+                held = many.to(tl.float32) * (2.0 - own)
+                tl.store(length_out + position, tl.div_rn(held, held + own))
+            rate *= own
         tl.store(rate_out + position, rate)
         if MATCH or ACROSS:
             if before > 0:
@@ -306,8 +317,8 @@ def counted(before, n):
 
 
 @triton.jit
-def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
-    """Return λ: 1/c of equation 4 or the share n/(c + n), at least γ, or γ itself; 0 from T on.
+def _rate(before, n, batches, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
+    """Return λ: 1/c of equation 4 or the share n/(c + n), at least γ, or γ itself, or ``RecentRate``'s; 0 from T on.
 
     Quotients are computed in float64 and rounded once, so λ has the bits of the float64 rate.
     """
@@ -319,11 +330,21 @@ def _rate(before, n, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
     rate = gamma
     if RATE == MEAN:
         rate = tl.maximum((n.to(tl.float64) / count.to(tl.float64)).to(tl.float32), gamma)
+    elif RATE == RECENT:
+        recent = n.to(tl.float64) * tl.load(batches + 1).to(tl.float64) / _LAST_BATCHES
+        rate = tl.minimum(_share(recent, before), gamma)
+        rate = tl.maximum(_share(n.to(tl.float64) * _LATER, before), rate)
     elif RATE != CONSTANT:
         rate = tl.maximum((1.0 / tl.maximum(count, 1).to(tl.float64)).to(tl.float32), gamma)
     if LIMITED:
         rate = tl.where(limited < limit, rate, 0.0)
     return rate
+
+
+@triton.jit
+def _share(weight, before):
+    """Return ``rule._share``, rounded once; a class without a weight has been seen before."""
+    return (weight / tl.maximum(before.to(tl.float64) + weight, 1e-300)).to(tl.float32)
 
 
 @triton.jit

@@ -47,7 +47,8 @@ def advance(
     match = head.scale == "match"
     center, scale, along = torch.empty_like(running.mean), sums.share.new_empty(1), sums.share.new_empty(2)
     across = Along(components, direction, running.along, running.along_batches, along, head.limit)
-    statistics_kernel[(-(-features // _COLUMNS) + 1,)](
+    numbers = 2 if head.write == "across" else 1  # programs for single numbers
+    statistics_kernel[(-(-features // _COLUMNS) + numbers,)](
         sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
         center, scale, _fit(head, fits), across, running.seen, n, features, parts, row_parts,
         1.0 if match else head.scale, HORIZON, RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across",
@@ -96,12 +97,16 @@ def statistics_kernel(
     ACROSS: tl.constexpr, MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr,
     ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Advance the mean in one program for each block of columns, and all single numbers in the last program."""
+    """Advance the mean in one program for each block of columns, and single numbers in the programs after those.
+
+    One of these has the line through rare rows, where rows are written across the mean; the other has all the rest.
+    """
     program = tl.program_id(0)
+    blocks = tl.cdiv(features, COLUMNS)
     part = tl.arange(0, PARTS)
     many = tl.sum(tl.load(sums.kept + part, mask=part < parts, other=0), 0)
     weight_of_batch = tl.load(sums.share)
-    if program < tl.num_programs(0) - 1:
+    if program < blocks:
         column = program * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < features
         at = sums.columns + part[:, None] * features + column[None, :]
@@ -110,6 +115,10 @@ def statistics_kernel(
         tl.store(center + column, old if CENTER else tl.zeros([COLUMNS], tl.float32), mask=inside)
         if many > 0:
             tl.store(mean + column, old + weight_of_batch * (tl.div_rn(total, many.to(tl.float32)) - old), mask=inside)
+    elif program > blocks:
+        if ACROSS:
+            if many > 0:
+                _see_along(across, before, n, horizon, POSITIONS)
     else:
         bad = tl.sum(tl.load(sums.nonfinite + part, mask=part < parts, other=0), 0)
         tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
@@ -124,11 +133,6 @@ def statistics_kernel(
             if FIT:
                 if tl.load(fit.began) < 0:
                     _take_in_fit(fit, before, n, batches_before, horizon, few_batches, caught_up, least_fit, POSITIONS)
-            row_sum, rows, x, y, squares, products, rare_rows = _sums_over_runs(
-                before, row_norms, across, n, MATCH, ACROSS, POSITIONS
-            )
-            if ACROSS:
-                _see_along(across, x, y, squares, products, rare_rows, horizon)
             tl.debug_barrier()
             tl.store(batches + 1, batches_before + 1)
             tl.store(seen_in_all, seen_before + many)
@@ -137,6 +141,8 @@ def statistics_kernel(
                     every = tl.arange(0, ALL_PARTS)
                     row_sum = tl.sum(tl.load(all_norm_sums + every, mask=every < all_parts, other=0.0), 0)
                     rows = tl.sum(tl.load(all_rows + every, mask=every < all_parts, other=0), 0)
+                else:
+                    row_sum, rows = _norms_of_familiar_rows(before, row_norms, n, POSITIONS)
                 if rows > 0:
                     seen += 1
                     rate = tl.div_rn(1.0, tl.minimum(seen, horizon).to(tl.float32))
@@ -151,41 +157,40 @@ def statistics_kernel(
 
 
 @triton.jit
-def _sums_over_runs(
-    before, row_norms, across, n, MATCH: tl.constexpr, ACROSS: tl.constexpr, POSITIONS: tl.constexpr
-):  # fmt: skip
-    """Return the sum of the norms of the batch's familiar rows and their number, and for those that were seen fewer
-    than T times the sums of x = log c, of y, the component along the mean, not yet divided by its norm, of x² and of
-    xy, and their number.
-    """
-    zeros = tl.zeros([POSITIONS], tl.float32)
-    norms, xs, ys, squares, products = zeros, zeros, zeros, zeros, zeros
-    rows, rare_rows = tl.zeros([POSITIONS], tl.int32), tl.zeros([POSITIONS], tl.int32)
+def _norms_of_familiar_rows(before, row_norms, n, POSITIONS: tl.constexpr):
+    """Return the sum of the norms of the batch's familiar rows, and their number."""
+    norms, rows = tl.zeros([POSITIONS], tl.float32), tl.zeros([POSITIONS], tl.int32)
     for first in range(0, n, POSITIONS):
         position = first + tl.arange(0, POSITIONS)
-        count = tl.load(before + position, mask=position < n, other=0)
-        familiar = count > 0
-        if MATCH:  # what is loaded for other positions has no meaning, but nothing waits for the count
-            norms += tl.where(familiar, tl.load(row_norms + position, mask=position < n, other=0.0), 0.0)
-            rows += familiar.to(tl.int32)
-        if ACROSS:
-            rare = familiar & (count < across.limit)
-            x = tl.log(tl.where(rare, count, 1).to(tl.float32))
-            y = tl.where(rare, tl.load(across.components + position, mask=position < n, other=0.0), 0.0)
-            xs += x
-            ys += y
-            squares += x * x
-            products += x * y
-            rare_rows += rare.to(tl.int32)
-    return (
-        tl.sum(norms, 0), tl.sum(rows, 0), tl.sum(xs, 0), tl.sum(ys, 0), tl.sum(squares, 0), tl.sum(products, 0),
-        tl.sum(rare_rows, 0),
-    )  # fmt: skip
+        familiar = tl.load(before + position, mask=position < n, other=0) > 0
+        # What is loaded for other positions has no meaning, but nothing waits for the count.
+        norms += tl.where(familiar, tl.load(row_norms + position, mask=position < n, other=0.0), 0.0)
+        rows += familiar.to(tl.int32)
+    return tl.sum(norms, 0), tl.sum(rows, 0)
 
 
 @triton.jit
-def _see_along(across, x_sum, y_sum, square_sum, product_sum, many, horizon):
-    """Advance the line through rows that were seen fewer than T times, and store where it is at c = 1."""
+def _see_along(across, before, n, horizon, POSITIONS: tl.constexpr):
+    """Advance the line through rows that were seen fewer than T times, and store where it is at c = 1.
+
+    It is known by the means of x = log c, of y, the component along the mean, of x² and of xy.
+    """
+    zeros = tl.zeros([POSITIONS], tl.float32)
+    xs, ys, x_squares, xys, rare_rows = zeros, zeros, zeros, zeros, tl.zeros([POSITIONS], tl.int32)
+    for first in range(0, n, POSITIONS):
+        position = first + tl.arange(0, POSITIONS)
+        count = tl.load(before + position, mask=position < n, other=0)
+        found = tl.load(across.components + position, mask=position < n, other=0.0)
+        rare = (count > 0) & (count < across.limit)
+        each_x = tl.log(tl.where(rare, count, 1).to(tl.float32))
+        each_y = tl.where(rare, found, 0.0)  # not yet divided by the norm of the mean
+        xs += each_x
+        ys += each_y
+        x_squares += each_x * each_x
+        xys += each_x * each_y
+        rare_rows += rare.to(tl.int32)
+    x_sum, y_sum, square_sum, product_sum = tl.sum(xs, 0), tl.sum(ys, 0), tl.sum(x_squares, 0), tl.sum(xys, 0)
+    many = tl.sum(rare_rows, 0)
     direction, seen = tl.load(across.direction), tl.load(across.batches)
     x, y = tl.load(across.along), tl.load(across.along + 1)
     squares, products = tl.load(across.along + 2), tl.load(across.along + 3)

@@ -15,6 +15,7 @@ from hebbian_softmax.write.gpu import tile
 from hebbian_softmax.write.gpu.rows import kept_along, memory_of_run, mixed, objective_of
 from hebbian_softmax.write.gpu.runs import Runs, count_run, find_runs
 from hebbian_softmax.write.gpu.update import Update, step_elements, stepped, store_moments
+from hebbian_softmax.write.timing import shortens
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -49,8 +50,9 @@ class RowStep:
                 weight, copy, arguments, slots,
                 Runs(*[slots] * len(Runs._fields)) if runs is None else runs,  # without runs nothing reads them
                 head.counts, head.since_start, head.in_features, float(radius),
-                **kind, COPY=keeper is not None, WRITE=runs is not None, MEMORIZING=head.memorizing,
-                OBJECTIVE=objective, ACROSS=head.write == "across", **tile(head.in_features),
+                **kind, SHORTENS=shortens(head, timing), COPY=keeper is not None, WRITE=runs is not None,
+                MEMORIZING=head.memorizing, OBJECTIVE=objective, ACROSS=head.write == "across",
+                **tile(head.in_features),
             )  # fmt: skip
         torch.autograd.graph.increment_version((weight, copy, head.counts, head.since_start))
         if keeper is not None:
@@ -67,8 +69,8 @@ class RowStep:
 @triton.jit
 def step_rows_kernel(
     weight, copy, step, slots, runs, counts, since_start, features, radius,
-    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, COPY: tl.constexpr, WRITE: tl.constexpr, MEMORIZING: tl.constexpr,
-    OBJECTIVE: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, LR_TENSOR: tl.constexpr, SHORTENS: tl.constexpr, COPY: tl.constexpr, WRITE: tl.constexpr,
+    MEMORIZING: tl.constexpr, OBJECTIVE: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Step one row in each program and, where its class has a run with λ > 0, mix it; read and write it once."""
     row = tl.program_id(0)
@@ -86,7 +88,7 @@ def step_rows_kernel(
             if MEMORIZING:
                 rate = tl.load(runs.rate + position)
                 if rate > 0:
-                    memory = memory_of_run(runs, position, n, features, radius, OBJECTIVE, ROWS, BLOCK)
+                    memory = memory_of_run(runs, position, n, features, radius, SHORTENS, OBJECTIVE, ROWS, BLOCK)
                     if ACROSS:
                         memory = kept_along(runs, position, memory, w, features, BLOCK)
                     w = mixed(w, memory, rate, weight.dtype.element_ty).to(tl.float32)
