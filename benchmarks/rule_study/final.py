@@ -4,9 +4,10 @@
 
 For each task both heads first train over a grid of learning rate and dropout, with seed 100. While the best point of a
 head lies at an edge, the grid grows there for both. Then each head trains with its best point and the task's final
-seeds, some of them also for other numbers of epochs, and some models are measured with a cache and with MbPA. Only
-these are reported on the test text. Results are appended to the file as they come, and what is in it is not run again,
-so that the program goes on where it was stopped. The last lines are the tables.
+seeds, some of them also for other numbers of epochs. With ``--memories`` some models are trained once more and measured
+with a cache and with MbPA. Only final seeds are reported on the test text. Results are appended to the file as they
+come, and what is in it is not run again, so that the program goes on where it was stopped. The last lines are the
+tables.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ Result = dict[str, Any]
 
 TUNING_SEED = 100
 HEADS: dict[str, Given] = {"plain": {}, "rule": {"library": {}}}
-MOST_POINTS = 24
-"""A grid grows no further than this, for each head."""
 
 
 class Task(NamedTuple):
@@ -45,6 +44,8 @@ class Task(NamedTuple):
     seeds: range
     with_memories: int = 0
     """How many of the final seeds are also measured with a cache, and with a cache and MbPA."""
+    most_points: int = 24
+    """The grid has at most so many points, for each head."""
     other_epochs: tuple[float, ...] = ()
     """Numbers of epochs for which the final seeds are also trained, with the same settings."""
 
@@ -56,11 +57,11 @@ class Task(NamedTuple):
 TASKS = {
     "wikitext": Task(
         WIKITEXT | {"input_dropout": 0.5},
-        {"learning_rate": (0.003, 0.0045), "output_dropout": (0.4, 0.5, 0.6)},
+        {"learning_rate": (0.003, 0.0042, 0.006), "output_dropout": (0.3, 0.4, 0.5)},
         range(10),
         with_memories=2,
     ),
-    "reuters": Task(REUTERS, {"learning_rate": (0.003, 0.0045), "output_dropout": (0.3, 0.4, 0.5)}, range(10)),
+    "reuters": Task(REUTERS, {"learning_rate": (0.003, 0.0042, 0.006), "output_dropout": (0.2, 0.3, 0.4)}, range(10)),
     "novels": Task(
         NOVELS | {"corpus": "novels", "epochs": 5.0, "hidden": 2048},
         {"learning_rate": (0.003,), "output_dropout": (0.05, 0.15, 0.25)},
@@ -69,9 +70,10 @@ TASKS = {
         other_epochs=(2.0,),
     ),
     "strong": Task(
-        STRONG | {"input_dropout": 0.6},
-        {"output_dropout": (0.4, 0.5, 0.6), "recurrent_dropout": (0.4, 0.5, 0.6)},
+        STRONG,
+        {"input_dropout": (0.6, 0.7), "output_dropout": (0.5, 0.6), "recurrent_dropout": (0.5, 0.6)},
         range(3),
+        most_points=12,
     ),
     "transformer": Task(TRANSFORMER, {"learning_rate": (5e-4, 1e-3), "residual_dropout": (0.2, 0.3, 0.4)}, range(3)),
 }
@@ -87,11 +89,13 @@ def given(task: Task, head: str, point: Sequence[float], seed: int, **more: Any)
 def finals_of(task: Task, points: dict[str, tuple[float, ...]], epochs: float) -> list[Given]:
     """Return the final trials of one length: of each seed those of all heads."""
     own = {} if epochs == task.lengths()[0] else {"epochs": epochs}
-    return [
-        given(task, head, points[head], seed, **own, **({"memories": True} if k < task.with_memories else {}))
-        for k, seed in enumerate(task.seeds)
-        for head in HEADS
-    ]
+    return [given(task, head, points[head], seed, **own) for seed in task.seeds for head in HEADS]
+
+
+def with_memories(task: Task, points: dict[str, tuple[float, ...]]) -> list[Given]:
+    """Return the trials that are measured with a cache and with MbPA."""
+    seeds = task.seeds[: task.with_memories]
+    return [given(task, head, points[head], seed, memories=True) for seed in seeds for head in HEADS]
 
 
 class Runs:
@@ -123,25 +127,40 @@ def best_point(task: Task, head: str, axes: dict[str, list[float]], runs: Runs) 
     return min(product(*axes.values()), key=of)
 
 
-def wanted(task: Task, runs: Runs) -> Iterator[list[Given]]:
-    """Yield trials that are to be run next, round after round: the grid, what it grows by, and the final seeds."""
+def tuned(task: Task, runs: Runs) -> Iterator[dict[str, list[float]]]:
+    """Yield the axes of the grid, round after round; all of a round is to be run before the next."""
     axes = {name: list(values) for name, values in task.axes.items()}
     while True:
-        yield [given(task, head, point, TUNING_SEED) for head in HEADS for point in product(*axes.values())]
+        yield axes
         grown = False
         for head in HEADS:
             best = best_point(task, head, axes, runs)
             for (name, values), value in zip(axes.items(), best, strict=True):
                 further = _beyond(name, values, value)
-                if further is not None and math.prod(map(len, axes.values())) < MOST_POINTS:
+                points = math.prod(map(len, axes.values())) // len(values) * (len(values) + 1)
+                if further is not None and points <= task.most_points:
                     values.append(further)
                     values.sort()
                     grown = True
         if not grown:
-            break
-    points = {head: best_point(task, head, axes, runs) for head in HEADS}
+            return
+
+
+def best_points(task: Task, runs: Runs) -> dict[str, tuple[float, ...]]:
+    """Return the best point of each head on the grid as far as it has been run."""
+    *_, axes = tuned(task, runs)
+    return {head: best_point(task, head, axes, runs) for head in HEADS}
+
+
+def wanted(task: Task, runs: Runs, memories: bool = False) -> Iterator[list[Given]]:
+    """Yield trials that are to be run next, round after round: the grid, what it grows by, and the final seeds."""
+    for axes in tuned(task, runs):
+        yield [given(task, head, point, TUNING_SEED) for head in HEADS for point in product(*axes.values())]
+    points = best_points(task, runs)
     for epochs in task.lengths():
         yield finals_of(task, points, epochs)
+    if memories:
+        yield with_memories(task, points)
 
 
 def _beyond(name: str, values: list[float], best: float) -> float | None:
@@ -158,11 +177,20 @@ def _beyond(name: str, values: list[float], best: float) -> float | None:
 
 def tables(task: Task, runs: Runs) -> Iterator[str]:
     """Yield, for each number of epochs, the differences of the final seeds on the test text, with 95 % intervals."""
-    lengths = task.lengths()
-    for epochs, finals in zip(lengths, list(wanted(task, runs))[-len(lengths) :], strict=True):
-        each = [[runs.of(finals[i + k]) for k in range(len(HEADS))] for i in range(0, len(finals), len(HEADS))]
-        pairs = [[result for result in pair if result is not None] for pair in each]
-        yield table(epochs, [pair for pair in pairs if len(pair) == len(HEADS)])
+    points = best_points(task, runs)
+    yield f"settings {', '.join(task.axes)}: {points}"
+    for epochs in task.lengths():
+        yield table(epochs, pairs_of(finals_of(task, points, epochs), runs))
+    measured = [[each["memories"] for each in pair] for pair in pairs_of(with_memories(task, points), runs)]
+    for k, row in enumerate(measured[0][0] if measured else []):
+        yield line(row["name"], [[each[k]["scores"]["test"]["perplexity"] for each in pair] for pair in measured])
+
+
+def pairs_of(trials: list[Given], runs: Runs) -> list[list[Result]]:
+    """Return the results of trials that follow each other, a list for each seed, where all heads have one."""
+    each = [[runs.of(trials[i + k]) for k in range(len(HEADS))] for i in range(0, len(trials), len(HEADS))]
+    pairs = [[result for result in pair if result is not None] for pair in each]
+    return [pair for pair in pairs if len(pair) == len(HEADS)]
 
 
 def table(epochs: float, pairs: list[list[Result]]) -> str:
@@ -173,11 +201,6 @@ def table(epochs: float, pairs: list[list[Result]]) -> str:
     lines += [
         line(bucket, [[each["test"][bucket] for each in pair] for pair in pairs]) for bucket in pairs[0][0]["test"]
     ]
-    measured = [[each["memories"] for each in pair] for pair in pairs if all("memories" in each for each in pair)]
-    for k, row in enumerate(measured[0][0] if measured else []):
-        lines.append(
-            line(row["name"], [[each[k]["scores"]["test"]["perplexity"] for each in pair] for pair in measured])
-        )
     began = sorted({pair[1]["began"] for pair in pairs})
     return "\n".join([*filter(None, lines), f"writing began with batch {began[0]} to {began[-1]}"])
 
@@ -215,12 +238,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("runs.jsonl"), help="file that results are appended to")
     parser.add_argument("--budget", type=float, default=3e7, help="seconds after which nothing is trained any more")
     parser.add_argument("--fleet", type=int, default=8, help="language models that share the launches of a step")
+    parser.add_argument("--memories", action="store_true", help="measure some models with a cache and with MbPA, too")
     options = parser.parse_args()
     begun, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
     runs = Runs(options.json)
     try:
         for name in options.tasks:
-            for trials in wanted(TASKS[name], runs):
+            for trials in wanted(TASKS[name], runs, options.memories):
                 for some in fleets([each for each in trials if runs.of(each) is None], options.fleet):
                     run(some, runs, device, options.data, begun + options.budget)
                     for each in some:

@@ -18,14 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rule_study.lstm import BatchedLSTM
-from benchmarks.rule_study.train import WARMUP, Trial, as_graph, began, make_head, perplexities, with_memories
+from benchmarks.rule_study.train import (
+    WARMUP,
+    Trial,
+    as_graph,
+    began,
+    make_head,
+    perplexities,
+    texts_of,
+    with_memories,
+)
 from benchmarks.rule_study.write import Rule
 from hebbian_softmax import linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
 from hebbian_softmax.lab.language.model import dropout
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
-SHARED = ("corpus", "hidden", "embedding", "batch", "sequence", "epochs", "carry")
+SHARED = ("corpus", "evaluated_words", "hidden", "embedding", "batch", "sequence", "epochs", "carry")
 """What all models of a fleet have in common."""
 
 
@@ -85,8 +94,8 @@ class Member:
         rule, trial = self.rule, self.trial
         return {
             "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
-            "valid": perplexities(self.model, texts["valid"], corpus.counts),
-            "test": perplexities(self.model, texts["test"], corpus.counts),
+            "valid": perplexities(self.model, texts["valid"], corpus),
+            "test": perplexities(self.model, texts["test"], corpus),
             "curve": self.curve,
             "signals": self.signals,
             "steps": steps,
@@ -131,7 +140,7 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
     if None in {shape_of(trial) for trial in trials} or len({shape_of(trial) for trial in trials}) > 1:
         raise ValueError("the models of a fleet must be LSTMs of one layer and of one shape")
     corpus = open_corpus((corpora_root() if data is None else data) / first.corpus)
-    texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
+    texts = texts_of(first, corpus, device)
     precision = torch.bfloat16 if device == "cuda" else torch.float32
     per_stream = (len(texts["train"]) - 1) // first.batch
     columns = [texts["train"][i : i + per_stream * first.batch].view(first.batch, -1).T.contiguous() for i in (0, 1)]
@@ -189,6 +198,9 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
             member.inputs.copy_(columns[0][i : i + first.sequence])
             member.targets.copy_(columns[1][i : i + first.sequence])
         run()
+        if (done + 1) % 25 == 0:
+            for member in members:
+                member.rule.refresh()
         if (done + 1) % max(1, total // 40) == 0:
             for member in members:
                 member.signals.append([done + 1, *member.rule.fits.tolist()])
@@ -196,7 +208,7 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
                 raise TimeoutError(f"{done + 1} of {total} steps were done when the time was over")
         for member in members:
             if (done + 1) % max(1, total // member.trial.evaluations) == 0 and done + 1 < total:
-                member.curve.append([done + 1, perplexities(member.model, texts["valid"], corpus.counts)["all"]])
+                member.curve.append([done + 1, perplexities(member.model, texts["valid"], corpus)["all"]])
     if graphs:
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - begun) / len(members)

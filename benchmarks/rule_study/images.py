@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.rule_study.train import began, options_of_head
+from benchmarks.rule_study.train import began
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base import environment
@@ -118,7 +118,7 @@ class Pupil(curriculum.Learner):
 def librarys_head(plain: nn.Linear, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> HebbianSoftmax:
     """Return the library's head, attached to the optimizer, with the parameter of a plain one, whose place it takes."""
     with torch.random.fork_rng(devices=[]):  # the head's own first weights are not used
-        head = HebbianSoftmax(plain.in_features, plain.out_features, **options_of_head(options))
+        head = HebbianSoftmax(plain.in_features, plain.out_features, **options)
     head.weight = plain.weight
     head.attach(optimizer)
     return head
@@ -157,6 +157,7 @@ def train(trial: Trial, deadline: float) -> dict[str, Any]:
             wrote = wrote or (done + 1 if rule.since.any() else 0)
             if (done + 1) % max(1, min(CHECK_EVERY, course.total // 40)) == 0:
                 signals.append([done + 1, *(round(value, 4) for value in rule.fits.tolist())])
+                rule.refresh()
         course.check(done + 1)
         if done % CHECK_EVERY == 0 and time.time() > deadline:
             raise TimeoutError(f"{done} of {course.total} steps were done when the time was over")

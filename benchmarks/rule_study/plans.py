@@ -25,7 +25,11 @@ BOTH = TIMINGS["start, fade"]
 DEFAULT: Given = {
     "write": "across", "gamma": 0.2, "limit": 100, "base": "rare", "fade": True, "first": True, "caught_up": 0.8
 }  # fmt: skip
-"""The form that paired seeds chose."""
+"""The form that paired seeds chose first."""
+CHOSEN: Given = DEFAULT | {
+    "base": "line", "shorten": 1.0, "rate": "polynomial", "gamma": 3.0, "floor": 0.2, "within": 150.0
+}  # fmt: skip
+"""The library's default, which came of that."""
 STARTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 WIKITEXT: Given = {"corpus": "wikitext-2", "epochs": 8.0, "input_dropout": 0.3, "evaluations": 1}
@@ -38,6 +42,11 @@ NOVELS: Given = {
 
 SHORT: Given = {"epochs": 0.5, "batch": 32, "input_dropout": 0.1, "output_dropout": 0.05}
 """What makes a training one in which most words are seen a few times only."""
+TINY: Given = {
+    "hidden": 128, "embedding": 64, "batch": 16, "sequence": 32, "learning_rate": 0.01, "input_dropout": 0.3,
+    "output_dropout": 0.1, "evaluations": 1, "evaluated_words": 40_000,
+}  # fmt: skip
+"""A model that a CPU trains for a tenth of an epoch in a minute or two."""
 STRONG: Given = {
     "corpus": "wikitext-2", "epochs": 40.0, "batch": 64, "sequence": 64, "hidden": 1024, "embedding": 512,
     "learning_rate": 0.0025, "input_dropout": 0.5, "output_dropout": 0.4, "recurrent_dropout": 0.4,
@@ -151,11 +160,26 @@ def library(common: Given, seeds: range) -> list[Given]:
 
 
 def rates(common: Given, seeds: range) -> list[Given]:
-    """Return the library's own head, and beside the study's own write three changes of it that short trainings want."""
+    """Return the library's own head, and beside the study's own write changes of it that short trainings want."""
     line: Given = DEFAULT | {"base": "line"}
     shorter: Given = line | {"shorten": 1.0}
     later = [shorter | {"rate": "polynomial", "gamma": 3.0, "floor": least} for least in (0.05, 0.1)]
-    heads: list[Given] = [{}, {"library": {}}, DEFAULT, line, shorter, *later]
+    shares = [CHOSEN | {"within": within} for within in (100.0, 200.0)]
+    heads: list[Given] = [{}, {"library": {}}, shorter, *later, *shares]
+    return [named(common, head, seed=seed) for seed in seeds for head in heads]
+
+
+def further(common: Given, seeds: range) -> list[Given]:
+    """Return the library's own head beside changes of it: other T, other terms of the rate, other forms of memories."""
+    changes: list[Given] = [
+        *({"limit": limit} for limit in (50, 200, 400, 1e9)),
+        {"within": 100.0},
+        {"floor": 0.3},
+        {"floor": 0.3, "within": 75.0},
+        {"gamma": 5.0},
+        *({"match": match} for match in ("feature", "map", "map norm")),
+    ]
+    heads: list[Given] = [{}, {"library": {}}, *(CHOSEN | change for change in changes)]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
 
 
@@ -232,7 +256,19 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-rates": lambda: rates(NOVELS | {"output_dropout": 0.05}, range(103, 106)),
     "wikitext-short": lambda: rates(WIKITEXT | SHORT, range(105, 107)),
     "reuters-short": lambda: rates(REUTERS | SHORT, range(105, 107)),
+    "tiny-short": lambda: [
+        named(TINY | {"corpus": corpus, "epochs": epochs}, head, seed=seed)
+        for corpus, epochs in (("stdlib", 0.12), ("reuters", 0.11))
+        for seed in range(100, 105)
+        for head in ({}, {"library": {}})
+    ],
     "novels-short": lambda: rates(NOVELS | SHORT | {"epochs": 0.25}, range(103, 105)),
+    "wikitext-further": lambda: further(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(109, 112)),
+    "reuters-further": lambda: further(REUTERS, range(109, 112)),
+    "strong-further": lambda: [
+        named(STRONG, _MORE, head, seed=101)
+        for head in ({}, {"library": {}}, CHOSEN | {"limit_of_mean": 0.25}, CHOSEN | {"limit": 1e9})
+    ],
     "wikitext-begins": lambda: starts_of_library(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 107)
     ),
@@ -249,6 +285,14 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
+    "images-further": lambda: [
+        *images({"longtail": range(100, 103)}, {}, *(CHOSEN | {"limit": limit} for limit in (50, 100, 200, 400, 1e9))),
+        *images({"glyphs": range(101, 103)}, *(CHOSEN | {"limit": limit} for limit in (50, 100, 400))),
+        *images(
+            {"longtail": range(100, 103), "glyphs": range(101, 103)},
+            *(CHOSEN | {"match": match} for match in ("feature", "map", "map norm")),
+        ),
+    ],
     "images-after": lambda: [
         *images(
             {"long digits": range(1000, 1010)},

@@ -17,10 +17,10 @@ from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
 from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
+from hebbian_softmax.lab.language.experiments.reuters import DAYS, Reuters
 from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.memories.sweep import memory_rows
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
-from hebbian_softmax.rule import LIMIT
 
 WARMUP = 50
 STREAMS = 64
@@ -63,6 +63,8 @@ class Trial:
     clip: float = 1.0
     evaluations: int = 4
     """Evaluations on the validation text, the last one included."""
+    evaluated_words: int = 0
+    """How many words of the validation text, and of the test text, are read; 0 for all of them."""
     memories: bool = False
     """Whether the trained model is also measured with a cache, and with a cache and one step of MbPA. The settings of
     both are chosen on the validation text."""
@@ -86,7 +88,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
     """Train a model and return everything that is known of it; raise TimeoutError where the time does not suffice."""
     torch.manual_seed(trial.seed)
     corpus = open_corpus((corpora_root() if data is None else data) / trial.corpus)
-    texts = {split: corpus.splits[split].to(device, torch.int64) for split in ("train", "valid", "test")}
+    texts = texts_of(trial, corpus, device)
     classes = len(corpus.words)
     precision = torch.bfloat16 if device == "cuda" else torch.float32
     head = make_head(trial, classes)
@@ -146,19 +148,21 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
             targets.copy_(columns[1][i : i + trial.sequence])
             run()
             done += 1
+            if done % 25 == 0:
+                rule.refresh()
             if done % max(1, total // 40) == 0:
                 signals.append([done, *rule.fits.tolist()])
                 if time.time() > deadline:
                     raise TimeoutError(f"{done} of {total} steps were done when the time was over")
             if done % max(1, total // trial.evaluations) == 0 and done < total:
-                curve.append([done, perplexities(model, texts["valid"], corpus.counts)["all"]])
+                curve.append([done, perplexities(model, texts["valid"], corpus)["all"]])
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     return {
         "trial": {key: value for key, value in asdict(trial).items() if key != "variant"} | asdict(trial.variant),
-        "valid": perplexities(model, texts["valid"], corpus.counts),
-        "test": perplexities(model, texts["test"], corpus.counts),
+        "valid": perplexities(model, texts["valid"], corpus),
+        "test": perplexities(model, texts["test"], corpus),
         "curve": curve,
         "signals": signals,
         "steps": total,
@@ -178,33 +182,18 @@ def with_memories(model: LanguageModel, corpus: Corpus) -> list[dict[str, Any]]:
     return [row.as_plain() for row in rows]
 
 
+def texts_of(trial: Trial, corpus: Corpus, device: str) -> dict[str, Tensor]:
+    """Return the texts that a trial reads, as ids on the device."""
+    many = trial.evaluated_words or None
+    read = {"train": None, "valid": many, "test": many}
+    return {split: corpus.splits[split][:most].to(device, torch.int64) for split, most in read.items()}
+
+
 def make_head(trial: Trial, classes: int) -> HebbianSoftmax:
     """Return the output layer of a trial: one that never writes by itself, or the library's as its users have it."""
     if trial.variant.library is None:
         return HebbianSoftmax(trial.embedding, classes, gamma=0.0, limit=0)
-    return HebbianSoftmax(trial.embedding, classes, **options_of_head(trial.variant.library))
-
-
-@dataclass(frozen=True)
-class RecentRate:
-    """λ = κn/(c + κn), at least γ, while c < T: a mean in which later occurrences weigh more, as the head takes it."""
-
-    recency: float
-    gamma: float
-    limit: int
-
-    def __call__(self, counts: Tensor, n: Tensor) -> Tensor:
-        weight = self.recency * n.double()
-        return (weight / (counts + weight).clamp_min(1)).clamp_min(self.gamma) * (counts < self.limit)
-
-
-def options_of_head(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options of the library's head; `recency` stands for κ of a rate that it does not have."""
-    options = dict(given)
-    if "recency" in options:
-        rate = RecentRate(options.pop("recency"), options.pop("gamma"), options.pop("limit", LIMIT))
-        options["rate"] = rate
-    return options
+    return HebbianSoftmax(trial.embedding, classes, **trial.variant.library)
 
 
 def began(head: HebbianSoftmax) -> int | None:
@@ -235,13 +224,19 @@ def as_graph(step: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def perplexities(model: LanguageModel, text: Tensor, counts: Tensor) -> dict[str, float | None]:
-    """Return the perplexity of a text, and of its words by how often they occur in the training text."""
-    losses, words = word_losses(model, text, streams=STREAMS), text[1:].cpu().long()
+def perplexities(model: LanguageModel, text: Tensor, corpus: Corpus) -> dict[str, float | None]:
+    """Return the perplexity of a text, and of its words by how often they occur in the training text.
+
+    Where the training text has dates, there is also that of words which it first has in its last 90 days.
+    """
+    losses, words, counts = word_losses(model, text, streams=STREAMS), text[1:].cpu().long(), corpus.counts
     found = score(losses, words, counts)
-    rare = losses[counts[words] < 10].double()
+    sets = {"<10": counts < 10}
+    if "first_days" in corpus.arrays:
+        sets["recent"] = Reuters().sets(corpus)[DAYS]
+    some = {name: losses[which[words]].double() for name, which in sets.items()}
     return {
         "all": found.perplexity,
         **found.bucket_perplexity,
-        "<10": perplexity(rare.mean().item()) if len(rare) else None,
+        **{name: perplexity(each.mean().item()) if len(each) else None for name, each in some.items()},
     }

@@ -39,7 +39,7 @@ class Variant:
     """none, literal, centred or across."""
     library: dict[str, Any] | None = None
     """Let the library's own head write, made with these options, and nothing else of this class; none of them are its
-    defaults. The option `recency` stands for κ of a rate that the library does not have."""
+    defaults."""
     rate: str = "annealed"
     """annealed: max(1/c, γ); constant: γ; jump: 1 for a class never seen, then γ; polynomial: γ/(c - 1 + γ), at least
     ``floor``, a mean that weighs late occurrences more; kalman: a gain with drift γ. Each while c < T."""
@@ -49,6 +49,8 @@ class Variant:
     limit: float = 100
     floor: float = 0.0
     """The least λ of a polynomial rate below T."""
+    within: float = 0.0
+    """Let that least λ be not more than the share that a batch has in a class's occurrences of so many batches."""
     soft: float = 0.0
     """Let λ fall as 1/(1 + (c/T) to this power) in place of ending at T."""
     limit_per_step: float = 0.0
@@ -71,7 +73,9 @@ class Variant:
     average: float = 0.0
     """Write the running mean of a class's activations, which forgets with this rate, in place of the batch's mean."""
     shorten: float = 0.0
-    """Write a memory of n occurrences n / (n + this) times as long, because a mean of few is mostly chance."""
+    """Write memories k / (k + this) times as long, because a mean of few is mostly chance: k = n (2/λ - 1) occurrences
+    have a plain mean that varies as much as the running mean of a class that mixes n of them in with rate λ. (Up to
+    2026-11-18 k was kept for each class and followed the rates it had been written with.)"""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -82,9 +86,10 @@ class Variant:
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
     that were seen fewer than 5 times."""
     match: str = "norm"
-    """The factor on activations. norm: that which makes their norms equal to those of rows; least squares: that which
-    predicts a familiar class's row best from the mean of as many of its activations as were written, so it is smaller
-    for fewer of them."""
+    """How activations get the form of rows. norm: one factor, so that their norms are equal; least squares: the factor
+    that predicts a familiar class's row best from the mean of as many of its activations as were written, which is
+    smaller for fewer of them; feature: a factor for each feature, which predicts it best for classes seen T times, at
+    the norm of rows; map: the linear map that predicts these rows best; map norm: the same, at the norm of rows."""
     shrink: bool = False
     """Multiply the optimizer's first moment of a written row by 1 - λ."""
     gate: float = 0.0
@@ -123,9 +128,23 @@ class Rule:
         """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
         self.recent = zeros(())
         """The second of the fits over the last ten batches."""
+        self.squares = zeros(2, features)
+        """Products of activations, across m, with themselves and with the rows of classes seen T times, by feature."""
+        self.products = zeros(2, features, features)
+        """The same products of every feature with every other, not across m."""
+        self.map, self.mapped_norm = torch.eye(features, device=weight.device), zeros(())
         self.logit, self.within, self.between, self.known_batches = (zeros(()) for _ in range(4))
         """Of classes seen at least T times, across m: the product of row and activation, the squared distance of an
         activation from the class mean, and that of the class mean from m."""
+
+    def refresh(self) -> None:
+        """Solve for the map anew, where there is one; this is no part of a CUDA graph."""
+        if self.variant.match not in ("map", "map norm"):
+            return
+        a, b = self.products.double()
+        ridge = 1e-2 * a.diagonal().mean()
+        if ridge > 0:  # else no class has been seen T times
+            self.map.copy_(torch.linalg.solve(a + ridge * torch.eye(len(a), device=a.device), b.T).T)
 
     def before_loss(self, targets: Tensor) -> Tensor | None:
         """Return the additive term that leaves out classes which never occurred, if that is wanted."""
@@ -162,6 +181,15 @@ class Rule:
         self.row_batches += familiar.any()
         row_share = familiar.any() / self.row_batches.clamp(min=1, max=HORIZON)
         self.row_norm.lerp_(norm, row_share)
+        if v.match in ("feature", "map", "map norm"):
+            known = (means - center) * (seen & (self.counts >= v.limit))[:, None]
+            if v.match == "feature":
+                known = self._across(known)
+                found = torch.stack([known * known, known * self._across(weight)])
+                self.squares.lerp_(found.sum(1), share)
+            else:
+                self.products.lerp_(torch.stack([known.T @ known, weight.T @ known]), share)
+            self.mapped_norm.lerp_(self._mapped(h - center).norm(dim=1).mean(), share)
         if v.match == "least squares":
             self._regress(h, targets, means, n, seen)
         self._measure(means, seen, share)
@@ -177,6 +205,12 @@ class Rule:
         """Return the part of vectors (..., d) that is across the mean activation."""
         direction = self.mean / self.mean.norm().clamp(min=1e-9)
         return vectors - (vectors @ direction)[..., None] * direction
+
+    def _mapped(self, vectors: Tensor) -> Tensor:
+        """Return activations (..., d) in the form that rows of familiar classes have."""
+        if self.variant.match == "feature":
+            return vectors * (self.squares[1] / self.squares[0].clamp(min=1e-9)).clamp(min=0)
+        return vectors @ self.map.T
 
     def _regress(self, h: Tensor, targets: Tensor, means: Tensor, n: Tensor, seen: Tensor) -> None:
         """Take in how the rows of classes that were seen often depend on their activations."""
@@ -210,6 +244,9 @@ class Rule:
         v, weight = self.variant, self.weight
         scale = self.row_norm / self.mean_norm.clamp(min=1e-9)
         scale = torch.where((self.row_batches == 0) | (v.write == "literal"), 1.0, scale)
+        if v.match in ("feature", "map", "map norm"):
+            memories = self._mapped(memories)
+            scale = torch.ones_like(scale) if v.match == "map" else self.row_norm / self.mapped_norm.clamp(min=1e-9)
         if v.match == "least squares":
             rate = self._rate(n, seen)
             self.held.copy_(torch.where(seen, 1 / ((1 - rate) ** 2 / self.held + rate**2 / per_class), self.held))
@@ -224,8 +261,9 @@ class Rule:
         on = on * self.begun
         rate = self._rate(n, seen)
         if v.shorten:
-            self.held.copy_(torch.where(seen, 1 / ((1 - rate) ** 2 / self.held + rate**2 / per_class), self.held))
-            memories = memories * (self.held / (self.held + v.shorten))[:, None]
+            # A running mean that forgets with rate λ varies as much as the plain mean of n (2/λ - 1) occurrences.
+            held = n * (2 - rate)
+            memories = memories * (held / (held + v.shorten * rate).clamp(min=1e-9))[:, None]
         away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
@@ -268,7 +306,11 @@ class Rule:
         if v.rate == "jump":
             return torch.where(before == 0, 1.0, v.gamma) * below
         if v.rate == "polynomial":
-            return (v.gamma * n / (before + v.gamma * n).clamp(min=1e-9)).clamp(min=v.floor) * below
+            rate = v.gamma * n / (before + v.gamma * n).clamp(min=1e-9)
+            if v.within:
+                recent = n * (self.batches - 1) / v.within
+                return torch.maximum(rate, (recent / (before + recent).clamp(min=1e-9)).clamp(max=v.floor)) * below
+            return rate.clamp(min=v.floor) * below
         if v.rate == "kalman":
             # Rows drift from where they should be while the network learns: by gamma² of the scatter at the highest lr.
             self.variance += v.gamma**2 * (self.lr / self.peak) ** 2

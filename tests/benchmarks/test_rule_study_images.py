@@ -7,6 +7,7 @@ import pytest
 import torch
 from benchmarks.rule_study import paired
 from benchmarks.rule_study.images import Trial, librarys_head, train
+from benchmarks.rule_study.plans import CHOSEN
 from benchmarks.rule_study.write import Rule, Variant
 
 from hebbian_softmax import HebbianSoftmax
@@ -57,10 +58,9 @@ def test_the_librarys_head_is_plain_softmax_until_it_writes(task: dict[str, Any]
 
 @pytest.mark.slow
 def test_the_librarys_head_writes_as_the_study_does() -> None:
-    """With γ = 1 both rates are 1, whether or not they count the batch itself."""
-    rule = {"write": "across", "gamma": 1.0, "limit": 10**9}
-    own = rule | {"start_step": 20, "base": "rare"}
-    heads: tuple[dict[str, Any], ...] = ({}, own, {"library": rule | {"start": 20, "fade": False}})
+    """The default's rate, line and shorter memories, in both programs; without an end at T, digits lose by them."""
+    own = CHOSEN | {"limit": 10**9, "start_step": 20, "fade": False, "caught_up": 0.0}
+    heads: tuple[dict[str, Any], ...] = ({}, own, {"library": {"limit": 10**9, "start": 20, "fade": False}})
     task: dict[str, Any] = {"task": "digits", "epochs": 10.0, "learning_rate": 0.016}
     plain, study, library = (train(Trial.of(task | head), time.time() + 60)["curve"] for head in heads)
     for ours, theirs in zip(study, library, strict=True):
@@ -77,13 +77,6 @@ def test_the_librarys_head_has_its_defaults_and_the_plain_heads_parameter() -> N
     assert head.weight is plain.weight
     assert repr(head) == repr(HebbianSoftmax(4, 3))
     assert head.limit_grows()
-
-
-def test_a_rate_of_the_studys_own_in_the_librarys_head() -> None:
-    plain = torch.nn.Linear(4, 3, bias=False)
-    head = librarys_head(plain, torch.optim.Adam(plain.parameters()), {"recency": 3.0, "gamma": 0.2, "limit": 20})
-    rates = head.mixing_rate(torch.tensor([0, 3, 6, 19, 20]), torch.tensor([2, 1, 2, 1, 1]))
-    assert rates.tolist() == [1.0, 0.5, 0.5, 0.2, 0.0]
 
 
 def test_older_files_name_the_librarys_head_by_a_flag() -> None:
@@ -145,6 +138,31 @@ def test_a_memory_of_one_occurrence_is_scaled_by_least_squares() -> None:
     mean, h = rule.mean.clone(), torch.randn(1, 4)
     rule.after_step(h, torch.tensor([1]), torch.zeros(1))
     torch.testing.assert_close(weight[1], 2 / (1 + 3 / 1) * (h[0] - mean))
+
+
+@pytest.mark.parametrize("match", ["feature", "map", "map norm"])
+def test_activations_are_mapped_as_those_of_familiar_classes_are_to_their_rows(match: str) -> None:
+    """The rows of ten familiar classes are a fixed map of their activations; a new class is written as it says."""
+    torch.manual_seed(0)
+    factors = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    centres = torch.randn(11, 4) - 0.2
+    weight = centres * factors
+    weight[10] = 0
+    variant = Variant(write="centred", match=match, limit=5, start_step=99)
+    rule = Rule(variant, weight, 1.0, 0)
+    rule.counts[:10] = 5
+    for step in range(100):
+        if step in (0, 50):
+            rule.refresh()
+        rule.mean.zero_()  # so that centring changes nothing
+        rule.after_step(centres[:10], torch.arange(10), torch.zeros(10))
+    rule.refresh()
+    rule.mean.zero_()
+    rule.after_step(centres[10:], torch.tensor([10]), torch.zeros(1))
+    found, wanted = weight[10], centres[10] * factors
+    assert torch.cosine_similarity(found, wanted, dim=0) > 0.999
+    size = 1 if match == "map" else rule.row_norm / rule.mapped_norm
+    torch.testing.assert_close(found, size * wanted, rtol=0.1, atol=0.1)
 
 
 def test_time_can_run_out() -> None:
