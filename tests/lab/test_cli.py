@@ -76,7 +76,7 @@ def test_help_works_where_greek_letters_do_not(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert call("compare", "longtail", "--help") == 0
     sys.stdout.flush()
-    assert b"?, smallest mixing rate" in written.getvalue()
+    assert b"? of the Hebbian rule" in written.getvalue()
 
 
 def test_a_comparison_leaves_everything_in_its_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,10 +119,14 @@ def test_resuming_a_finished_run_shows_it_again(finished: Path, capsys: pytest.C
     assert (finished / "result.json").read_bytes() == before
 
 
+def test_the_bare_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 0
+    assert "Start with: hebbian compare glyphs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "required"),
         (["compare"], 2, "required"),
         (["compare", "nothing"], 2, "invalid choice: 'nothing'"),
         (["compare", "longtail", "--classes", "19"], 2, "--classes: must be a whole number from 20"),
@@ -217,9 +221,8 @@ def through(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return new_run(tmp_path_factory.mktemp("through"), *LONGER, "--quiet")
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_comparison_is_resumed_to_the_same_numbers(
     tmp_path: Path, through: Path, signum: signal.Signals, code: int
 ) -> None:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(words: list[str]) -> int:
     """Run the command that the words of the command line name; turn errors into a message and an exit code."""
     try:
-        words = name_folder(words)
+        words = name_folder(words) or ["--help"]
         arguments = build_parser(words).parse_args(words)
         code: int = arguments.execute(arguments)
         sys.stdout.flush()

@@ -1,13 +1,17 @@
 """The words that start the program, as hints and suggestions give them, work from the current folder."""
 
+import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
-from hebbian_softmax.lab.base.console import program, quoted, say, show
+from hebbian_softmax.lab.base.console import columns_of, filled, program, quoted, say, show
 from hebbian_softmax.lab.base.progress import Progress
 
 
@@ -21,6 +25,39 @@ def test_no_message_moves_the_cursor(text: str, capsys: pytest.CaptureFixture[st
     for line in (*captured.out.splitlines(), *captured.err.splitlines()):
         assert line.isprintable()
     assert len(captured.out.splitlines()) == 2
+
+
+WORDS = "a sentence of which a narrow terminal shows no more than a part in each of its lines"
+
+
+def shown_on_a_terminal(columns: int, code: str) -> list[str]:
+    """Return the lines that a program writes to a terminal of so many columns."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, stdin=theirs, check=True)
+    os.close(theirs)
+    found = b""
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", 0) as file:  # Linux ends it with an error
+        while more := file.read(1000):
+            found += more
+    return found.decode().splitlines()
+
+
+def test_lines_are_broken_between_words_where_a_terminal_is_narrow() -> None:
+    code = f"from hebbian_softmax.lab.base.console import say, show; show({WORDS!r}); say({WORDS!r})"
+    lines = shown_on_a_terminal(30, code)
+    assert all(len(line) <= 30 for line in lines)
+    assert " ".join(lines) == f"{WORDS} {WORDS}"
+    assert len(lines) > 5
+    assert columns_of(sys.stdout) is None
+    assert filled(WORDS, 200) == WORDS
+
+
+def test_lines_of_files_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    say(3 * WORDS)
+    show(3 * WORDS, "  ")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == 3 * WORDS + "\n"
 
 
 @pytest.mark.parametrize("name", ["plain", "two words", "it's", "back\\slash\n", "\udcff'\x1b$HOME"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hebbian_softmax.lab.base.runs import open_run
-from hebbian_softmax.lab.images.compare import NAMES, Comparison, ContendersProgress, suggest, summarize
+from hebbian_softmax.lab.images.compare import NAMES, Comparison, CurriculumProgress, suggest, summarize
 from hebbian_softmax.lab.images.curriculum import CurriculumSettings, History
 from hebbian_softmax.lab.images.fleet import Threads
 from hebbian_softmax.lab.images.omniglot import OmniglotSettings
@@ -65,6 +65,7 @@ def test_data_that_cannot_be_read_leave_no_run(tmp_path: Path, capsys: pytest.Ca
     assert not list((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     longer = [*SMALL[:2], "--steps", "75", *SMALL[4:], "--quiet"]
     whole = new_run(tmp_path / "whole", *longer)
@@ -135,6 +136,7 @@ def test_every_setting_of_the_rule_and_the_softmax_reaches_the_learners() -> Non
         assert Comparison(toy_set(), literal, threads).learners["hebbian"].head.scale == 1.0
 
 
+@pytest.mark.slow
 def test_the_log_and_the_summary_say_once_when_writing_began(tmp_path: Path) -> None:
     run = new_run(tmp_path, "compare", "toy", "--steps", "200", "--filters", "16", "--device", "cpu", "--quiet")
     told = [(each["step"], each.get("hebbian_write_began")) for each in open_run(run).records()]
@@ -153,7 +155,7 @@ def test_suggestions_keep_what_they_do_not_vary() -> None:
 
 
 def test_bars_on_a_terminal(terminal: Terminal) -> None:
-    with ContendersProgress("glyphs", total=100, stream=terminal) as progress:
+    with CurriculumProgress("glyphs", total=100, stream=terminal) as progress:
         progress.update(25, {"plain_loss": 1.0})
         both = {"plain_classes": 35, "plain_accuracy": 0.61, "hebbian_classes": 60, "hebbian_accuracy": 0.5}
         progress.update(50, {**both, "hebbian_level_steps": 25})

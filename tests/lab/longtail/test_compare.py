@@ -78,7 +78,8 @@ def test_the_log_says_once_when_writing_began() -> None:
         found[step] = comparison.evaluate().get("hebbian_write_began")
     assert found == {50: None, 100: None, 150: 101, 200: None}
     assert "began to write after 101 steps" in summarize(outcomes_with(0.0), SMALL, 101)
-    assert "began" not in summarize(outcomes_with(0.0), SMALL)
+    assert "has not written anything" in summarize(outcomes_with(0.0), SMALL)
+    assert "written" not in summarize(outcomes_with(0.0), replace(SMALL, start=0))
 
 
 def test_continues_from_its_state() -> None:

@@ -68,9 +68,9 @@ def finished(folder: Path, text: str = "plain text", seed: int = 0) -> Run:
 
 def test_the_summary_comes_first_and_settings_are_those_that_were_used(tmp_path: Path) -> None:
     run = create_run(tmp_path, "demo", "compare demo", {"seed": 0, "hidden": 0})
-    save_result(run, Result("title", "what was seen", {}, [Table("t", ["a"], [["b"]])], [], [], {"hidden": 512}), {})
+    save_result(run, Result("title", "what was seen", {}, [Table("t", ["a"], [["b"]])], [], [], {"hidden": 98765}), {})
     text = check(render_page([run])).text
-    places = [text.index(each) for each in ("title", "what was seen", "A Hebbian softmax is", "Settings", "512")]
+    places = [text.index(each) for each in ("title", "what was seen", "A Hebbian softmax is", "Settings", "98765")]
     assert places == sorted(places)
     assert text.count("what was seen") == 1
 
@@ -153,7 +153,7 @@ def test_settings_that_are_on_or_off_are_yes_or_no(tmp_path: Path) -> None:
 
 def test_several_runs_start_with_what_differs(tmp_path: Path) -> None:
     checker = check(render_page([finished(tmp_path, seed=10**20 + 3), finished(tmp_path, seed=10**20 + 4)]))
-    overview = checker.text[checker.text.index("The runs") : checker.text.index("table plain text")]
+    overview = checker.text[checker.text.index("Settings in which") : checker.text.index("table plain text")]
     assert "seed" in overview
     assert overview.index(str(10**20 + 3)) < overview.index(str(10**20 + 4))
     assert "name" not in overview.partition("what was seen")[0]

@@ -6,7 +6,9 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from pathlib import Path
+from typing import TextIO
 
 # Characters that a terminal obeys instead of showing them, those that turn the direction of writing, and halves of
 # surrogate pairs, which stand for the bytes of a file name that is not UTF-8.
@@ -30,15 +32,39 @@ def _escape(number: int) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
+def columns_of(stream: TextIO) -> int | None:
+    """Return how many characters fit into a line of the terminal that a stream leads to; None for other streams."""
+    try:
+        return max(20, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def filled(text: str, columns: int | None, further: str = "") -> str:
+    """Break a line between words where it is longer than that many columns; `further` is put before all but the first.
+
+    >>> print(filled("  a few words of a sentence", 20, "    "))
+      a few words of a
+        sentence
+    """
+    if columns is None or len(text) <= columns:
+        return text
+    return textwrap.fill(text, columns, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+
+
 def say(text: str = "") -> None:
     """Print a line on standard error. If nobody reads it any more, the work still goes on."""
     with contextlib.suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(filled(printable(text), columns_of(sys.stderr)), file=sys.stderr, flush=True)
 
 
-def show(text: str) -> None:
-    """Print lines on standard output. Tables are drawn by `report.tables`, which takes care of their cells."""
-    print(printable(text, lines=True))
+def show(text: str, further: str = "") -> None:
+    """Print lines on standard output, those that are too long for a terminal in parts, with `further` before the later.
+
+    Tables are drawn by `report.tables`, which takes care of their cells.
+    """
+    columns = columns_of(sys.stdout)
+    print("\n".join(filled(line, columns, further) for line in printable(text, lines=True).split("\n")))
 
 
 def quoted(text: object) -> str:

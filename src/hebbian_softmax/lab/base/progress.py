@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
-from hebbian_softmax.lab.base.console import printable
+from hebbian_softmax.lab.base.console import filled, printable
 from hebbian_softmax.lab.base.extras import require
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a line of text now."""
         if self._display is not None:
-            self._display.console.print(printable(f"{self.label}: {text}"), soft_wrap=True)  # above the bars
+            console = self._display.console
+            console.print(filled(printable(f"{self.label}: {text}"), console.width), soft_wrap=True)  # above the bars
         elif not self.quiet:
             print(printable(f"{self.label}: {text}"), file=self.stream, flush=True)
 
@@ -134,6 +135,35 @@ class Progress:
             self._display.update(_draw(self.bars(rate), self._display.console.width), refresh=True)
         elif not self.quiet:
             print(printable(self.line(rate)), file=self.stream, flush=True)
+
+
+class ContendersProgress(Progress):
+    """Progress with a bar more for each of two models that are trained side by side. A subclass says what it shows."""
+
+    titles: ClassVar[dict[str, str]] = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
+    """The models, by the first word of their metrics."""
+
+    def contender(self, name: str) -> tuple[float, list[str]]:
+        """Return the amount that a model has reached and what is said of it; no words before anything is known."""
+        raise NotImplementedError
+
+    def scale(self, most: float) -> float:
+        """Return the amount that a full bar stands for, if no model has reached more than `most`."""
+        return 1.0
+
+    def words(self, rate: float | None) -> list[str]:
+        """Return what is said about the steps; the metrics are said of each model."""
+        return self.pace(rate)
+
+    def line(self, rate: float | None) -> str:
+        found = {title: self.contender(name)[1] for name, title in self.titles.items()}
+        both = [f"{title} {', '.join(words)}" for title, words in found.items() if words]
+        return "; ".join([super().line(rate), *both])
+
+    def bars(self, rate: float | None) -> list[Bar]:
+        found = {title: self.contender(name) for name, title in self.titles.items()}
+        scale = self.scale(max(amount for amount, _ in found.values()))
+        return [*super().bars(rate), *(Bar(f"  {title}", done, scale, words) for title, (done, words) in found.items())]
 
 
 class Forgiving:

@@ -102,7 +102,7 @@ def show_all(arguments: argparse.Namespace) -> int:
     """Carry out `hebbian data list`."""
     show("Corpora for hebbian data prepare:")
     for name, kind in CORPORA.items():
-        show(f"  {name:<14}{kind.help}")
+        show(f"  {name:<14}{kind.help}", " " * 16)
     show(f"\nPrepared, in {corpora_root()}:")
     for folder in prepared():
         try:
@@ -111,7 +111,8 @@ def show_all(arguments: argparse.Namespace) -> int:
             show(f"  {folder.name}: {error}")
             continue
         tokens = " / ".join(f"{len(corpus.splits[split]):,}" for split in SPLITS)
-        show(f"  {folder.name:<24}{tokens} tokens, {len(corpus.words):,} words, {format_bytes(_size(folder))}")
+        size = format_bytes(_size(folder))
+        show(f"  {folder.name:<24}{tokens} tokens, {len(corpus.words):,} words, {size}", " " * 26)
     if not prepared():
         show("  none yet")
     return 0

@@ -13,8 +13,8 @@ from torch import Tensor
 from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
-from hebbian_softmax.lab.base.progress import Bar, Progress
-from hebbian_softmax.lab.base.rule import LITERAL_RULE, newly_begun, writing_began
+from hebbian_softmax.lab.base.progress import ContendersProgress
+from hebbian_softmax.lab.base.rule import LITERAL_RULE, newly_begun, say_when_it_began, writing_began
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import as_options
 from hebbian_softmax.lab.base.training import train
@@ -28,7 +28,7 @@ from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result
 
 SOURCES = (glyphs.SOURCE, omniglot.SOURCE)
-NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
+NAMES = ContendersProgress.titles
 SHOWN = 10  # classes whose drawings are shown with what both heads take them for
 SCALES = (50, 100, 200, 500, 1000, 2000)  # numbers of classes that a full bar stands for
 
@@ -124,8 +124,7 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings, be
             f"{NAMES[faster[0]].capitalize()} had {target} classes after {second:,} steps, "
             f"{NAMES[slower[0]]} after {first:,}. "
         )
-    if began is not None:
-        words += f"Hebbian softmax began to write after {began:,} steps, when its features had settled. "
+    words += say_when_it_began(settings.start, began)
     among = "all classes, also those to come"
     if settings.softmax == "active":
         among = "the classes that have come so far"
@@ -133,7 +132,8 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings, be
         among = "the classes seen in training"
     if settings.softmax == "all":
         words += (
-            "Where it is known which classes can occur, leaving the others out (--softmax active) helps plain softmax. "
+            "Where it is known which classes can occur, leave the others out: with --softmax active, plain softmax "
+            "learned faster than this rule's first version, in ten seeds on Omniglot. "
         )
     elif settings.softmax == "seen":
         words += "In training, the softmax of both was over the classes seen so far. "
@@ -172,36 +172,24 @@ def suggest(name: str, settings: CurriculumSettings) -> list[str]:
     return [*commands, "hebbian compare longtail  # rare classes instead of new ones"]
 
 
-class ContendersProgress(Progress):
+class CurriculumProgress(ContendersProgress):
     """Progress with a further bar for the classes that each contender has reached.
 
     The metrics of a contender are `NAME_classes`, `NAME_accuracy` and, once it has completed a level,
     `NAME_level_steps`.
     """
 
-    def line(self, rate: float | None) -> str:
-        both = [f"{title} {', '.join(words)}" for name, title in NAMES.items() if (words := self.contender(name))]
-        return "; ".join([super().line(rate), *both])
+    def scale(self, most: float) -> float:
+        return next((scale for scale in SCALES if most <= scale), SCALES[-1])
 
-    def bars(self, rate: float | None) -> list[Bar]:
-        classes = {name: self.metrics.get(f"{name}_classes", 0) for name in NAMES}
-        scale = next((scale for scale in SCALES if max(classes.values()) <= scale), SCALES[-1])
-        both = [Bar(f"  {title}", classes[name], scale, self.contender(name)) for name, title in NAMES.items()]
-        return [*super().bars(rate), *both]
-
-    def words(self, rate: float | None) -> list[str]:
-        """Return what is said about the steps; the metrics are said of each contender."""
-        return self.pace(rate)
-
-    def contender(self, name: str) -> list[str]:
-        """Return what is said about one contender; nothing before its first check."""
+    def contender(self, name: str) -> tuple[float, list[str]]:
         if f"{name}_classes" not in self.metrics:
-            return []
+            return 0, []
         classes, accuracy = self.metrics[f"{name}_classes"], self.metrics[f"{name}_accuracy"]
         said = [f"{classes:.0f} classes", f"{100 * accuracy:.0f} % right"]
         if f"{name}_level_steps" in self.metrics:
             said.append(f"{self.metrics[f'{name}_level_steps']:.0f} steps a level")
-        return said
+        return classes, said
 
 
 @dataclass(frozen=True)
@@ -229,7 +217,7 @@ class Comparing(Recipe):
                 checkpoint_seconds=self.checkpoint_seconds,
                 label=self.name,
                 quiet=quiet,
-                show=ContendersProgress,
+                show=CurriculumProgress,
             )
             answers, picture = show_answers(comparison)
             began = writing_began(comparison.learners["hebbian"].head)
@@ -247,6 +235,7 @@ class Comparing(Recipe):
             tables=[tabulate_two(histories, NAMES)],
             figures=[Figure("curriculum.png", caption), answers],
             next_steps=suggest(self.name, settings),
+            settled={"classes": comparison.learners["plain"].head.out_features},
         )
         return result, {"curriculum.png": draw_two(histories, NAMES), answers.file: picture}
 

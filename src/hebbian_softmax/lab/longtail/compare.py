@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hebbian_softmax.lab.base.progress import ContendersProgress
 from hebbian_softmax.lab.base.rule import (
     LITERAL_RULE,
     fade_setting,
@@ -17,6 +18,7 @@ from hebbian_softmax.lab.base.rule import (
     limit_setting,
     newly_begun,
     rate_setting,
+    say_when_it_began,
     start_setting,
     write_setting,
     writing_began,
@@ -34,7 +36,7 @@ from hebbian_softmax.lab.report.tables import Cell, Table
 EVALUATIONS = 25  # points on the curves
 RARE = 10  # classes with fewer training examples than this are called rare
 BUCKETS = ((RARE, 20), (20, 100), (100, None))  # ranges of a class's training examples, for classes that are not rare
-NAMES = {"plain": "plain softmax", "hebbian": "Hebbian softmax"}
+NAMES = ContendersProgress.titles
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Settings:
     gamma: float = gamma_setting()
     limit: int | str = limit_setting()
     write: str = write_setting()
-    rate: str = rate_setting("mean", "paper")
+    rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
     seed: int = setting(0, "seed of the task, the first weights and the order of examples", integer(0, 2**32 - 1))
@@ -100,6 +102,16 @@ class Comparison:
             contender.load_state_dict(state[name])
 
 
+class LongtailProgress(ContendersProgress):
+    """Progress with a further bar for the accuracy of each contender."""
+
+    def contender(self, name: str) -> tuple[float, list[str]]:
+        if f"{name}_accuracy" not in self.metrics:
+            return 0, []
+        accuracy, rare = self.metrics[f"{name}_accuracy"], self.metrics[f"{name}_rare"]
+        return accuracy, [f"{100 * accuracy:.1f} % right", f"{100 * rare:.1f} % of rare classes"]
+
+
 class Comparing(Recipe):
     """`hebbian compare longtail`."""
 
@@ -114,6 +126,7 @@ class Comparing(Recipe):
             checkpoint_seconds=10.0,
             label="longtail",
             quiet=quiet,
+            show=LongtailProgress,
         )
         outcomes = compare(comparison.data.counts, comparison.class_accuracies())
         began = writing_began(comparison.contenders["hebbian"].head)
@@ -204,7 +217,7 @@ def summarize(outcomes: dict[str, dict[str, float]], settings: Settings, began: 
         return f"Hebbian {100 * outcome['hebbian']:.1f} %, plain {100 * outcome['plain']:.1f} %: {verdict}"
 
     rare, *_, frequent = (name for name in outcomes if name.startswith("seen"))
-    timing = "" if began is None else f"Hebbian softmax began to write after {began:,} steps. "
+    timing = say_when_it_began(settings.start, began)
     return (
         f"Test accuracy after {settings.steps:,} steps, every class counting alike: {words('all classes')}. "
         f"Classes {rare}: {words(rare)}. Classes {frequent}: {words(frequent)}. {timing}"

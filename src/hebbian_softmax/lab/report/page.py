@@ -29,6 +29,7 @@ table { border-collapse: collapse; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; }
+.prose { text-align: left; min-width: 16rem; }
 thead th { border-bottom: 2px solid #888; }
 figure { margin: 1.5rem 0; }
 img { max-width: 100%; height: auto; }
@@ -37,7 +38,16 @@ figcaption, .quiet { color: #555; font-size: .9rem; }
 details { margin: 1rem 0; }
 summary { cursor: pointer; font-weight: 600; }
 code { background: #f3f3f3; padding: .1rem .3rem; }
+@media (max-width: 40rem) {
+  th, td { padding: .2rem .3rem; font-size: .8rem; }
+  caption span { position: sticky; left: 0; display: inline-block; max-width: calc(100vw - 3rem); }
+  th:first-child, td:first-child { position: sticky; left: 0; background: #fff; max-width: 9rem; }
+  figure { overflow-x: auto; }
+  figure img { max-width: none; width: max(100%, 38rem); }
+  figcaption { position: sticky; left: 0; }
+}
 """
+LONG = 40  # characters of a cell from which on its column is set as prose
 
 
 def write_page(
@@ -68,7 +78,7 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
     results = [load_result(run) for run in runs]
     titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
     title = titles[0] if len(runs) == 1 else f"{len(runs)} runs"
-    sections = [_section(run, result, len(runs) == 1) for run, result in zip(runs, results, strict=True)]
+    sections = [_section(run, result) for run, result in zip(runs, results, strict=True)]
     overview = [_overview(runs, results)] if len(runs) > 1 else []
     return "\n".join(
         [
@@ -78,6 +88,7 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
             f"<style>{STYLE}</style></head><body>",
             f"<h1>{_text(title)}</h1>",
             *(f'<p class="lead">{_text(result.summary)}</p>' for result in results if result and len(runs) == 1),
+            *([_summaries(runs, results)] if len(runs) > 1 else []),
             f'<p class="quiet">{_text(THE_RULE)}</p>',
             *overview,
             *(_image(image, caption) for caption, image in images),
@@ -88,16 +99,23 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
     )
 
 
+def _summaries(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
+    """Return what was seen in each run."""
+    said = [result.summary if result else "Not finished." for result in results]
+    items = [f"<li><b>{_text(run.path.name)}</b>: {_text(words)}</li>" for run, words in zip(runs, said, strict=True)]
+    return "\n".join(["<ul>", *items, "</ul>"])
+
+
 def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
-    """Return a table of the settings that differ between the runs, and of their summaries."""
+    """Return a table of the settings that differ between the runs."""
     settings = [_settings(run, result) for run, result in zip(runs, results, strict=True)]
     names = sorted({name for each in settings for name in each})
     differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
     rows = []
     for run, result in zip(runs, results, strict=True):
         values = [_as_text(_settings(run, result).get(name)) for name in differing]
-        rows.append([run.path.name, *values, result.summary if result else "not finished"])
-    return _table(Table("The runs", ["run", *differing, "what was seen"], rows))
+        rows.append([run.path.name, *values])
+    return _table(Table("Settings in which the runs differ", ["run", *differing], rows)) if differing else ""
 
 
 def _settings(run: Run, result: Result | None) -> Mapping[str, Any]:
@@ -105,8 +123,8 @@ def _settings(run: Run, result: Result | None) -> Mapping[str, Any]:
     return run.settings if result is None else {**run.settings, **result.settled}
 
 
-def _section(run: Run, result: Result | None, alone: bool) -> str:
-    """Return what is shown of a run; the summary of a run that is alone stands at the top of the page."""
+def _section(run: Run, result: Result | None) -> str:
+    """Return what is shown of a run; summaries stand at the top of the page."""
     parts = [f"<section><h2>{_text(run.path.name)}</h2>"]
     if result is None:
         records = run.records()
@@ -116,7 +134,6 @@ def _section(run: Run, result: Result | None, alone: bool) -> str:
             rows = [[name, value] for name, value in records[-1].items()]
             parts.append(_table(Table("Last record of the log", ["name", "value"], rows)))
     else:
-        parts += [] if alone else [f"<p>{_text(result.summary)}</p>"]
         parts += [_table(table) for table in result.tables]
         for figure in result.figures:
             path = run.path / figure.file
@@ -130,16 +147,30 @@ def _section(run: Run, result: Result | None, alone: bool) -> str:
         _facts("Versions", run.config["versions"]),
         _facts("Hardware", run.config["hardware"]),
         "</details>",
-        f'<p class="quiet">Command <code>hebbian {_text(run.command)}</code>, '
+        f'<p class="quiet">Command <code>hebbian {_text(_command(run))}</code> with the settings above, '
         f"started {_text(run.config['started'])}.</p></section>",
     ]
     return "\n".join(parts)
 
 
+def _command(run: Run) -> str:
+    """Return the command of a run, in which a corpus of the user's own has its name."""
+    corpus = run.settings.get("corpus")
+    if isinstance(corpus, str) and run.command.endswith(" corpus"):
+        return f"{run.command.removesuffix('corpus')}{Path(corpus).name}"
+    return run.command
+
+
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in table.columns)
-    body = ["<tr>" + "".join(f"<td>{_text(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in table.rows]
-    title = f'<div class="wide"><table><caption>{_text(table.title)}</caption>'
+    rows = [[format_cell(cell) for cell in row] for row in table.rows]
+    prose = [any(len(row[column]) >= LONG for row in rows) for column in range(len(table.columns))]
+    kinds = [' class="prose"' if long else "" for long in prose]
+    head = "".join(f'<th scope="col"{kind}>{_text(name)}</th>' for name, kind in zip(table.columns, kinds, strict=True))
+    body = [
+        f"<tr>{''.join(f'<td{kind}>{_text(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>"
+        for row in rows
+    ]
+    title = f'<div class="wide"><table><caption><span>{_text(table.title)}</span></caption>'
     return "\n".join([title, f"<thead><tr>{head}</tr></thead><tbody>", *body, "</tbody></table></div>"])
 
 

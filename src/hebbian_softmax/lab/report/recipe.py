@@ -4,14 +4,13 @@ import argparse
 import contextlib
 import signal
 import sys
-import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from hebbian_softmax.lab.base import environment
-from hebbian_softmax.lab.base.console import printable, program, quoted, say
+from hebbian_softmax.lab.base.console import columns_of, filled, printable, program, quoted, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
 from hebbian_softmax.lab.base.json_files import to_json
 from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
@@ -137,21 +136,29 @@ class Recipe(ABC):
 
 def as_shown(run: Run, result: Result, stream: TextIO) -> str:
     """Return the result for people: the tables, the summary, where the files are, and what to try next."""
-    lines = [textwrap.fill(result.summary, width=100) + "\n"]
+    columns = columns_of(stream)
+    lines = [filled(result.summary, min(columns or 100, 100)) + "\n"]
     lines += [f"Figure: {run.path / figure.file}" for figure in result.figures]
     if (run.path / "page.html").exists():
         lines.append(f"Page:   {run.path / 'page.html'}")
     if result.next_steps:
         lines.append("Try next:")
-        lines += [f"  {as_typed(step, run)}" for step in result.next_steps]
+        lines += [each for step in result.next_steps for each in as_typed(step, run, columns)]
     tables = [for_stream(table, stream) + "\n" for table in result.tables]
     return "\n".join([*tables, *(printable(line, lines=True) for line in lines)])
 
 
-def as_typed(step: str, run: Run) -> str:
-    """Return a suggested command as it works from here, with its run folder beside that of `run`."""
+def as_typed(step: str, run: Run, columns: int | None = None) -> list[str]:
+    """Return a suggested command as it works from here, with its run folder beside that of `run`.
+
+    What it is for stands behind it, or above it where a line of that many columns is too short for both. The command
+    itself is not broken, so that it can be copied.
+    """
     command, mark, remark = step.rpartition("  # ") if "  # " in step else (step, "", "")
-    words = [program(), command.removeprefix("hebbian ")]
+    words = [" ", program(), command.removeprefix("hebbian ")]
     if run.path.parent != Path("runs"):
         words.append(f"--runs {quoted(run.path.parent)}")
-    return " ".join(words) + mark + remark
+    typed = " ".join(words)
+    if not remark or columns is None or len(typed + mark + remark) <= columns:
+        return [typed + mark + remark]
+    return [*filled(f"  # {remark}", columns, "  # ").splitlines(), typed]

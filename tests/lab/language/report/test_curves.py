@@ -38,7 +38,7 @@ def test_what_is_drawn() -> None:
     everything, rarest = curve_panels(logs, {"two": HEBBIAN})
     (one, two), (none, other) = everything.lines, rarest.lines
     assert (one.label, list(one.x), list(one.y)) == ("one", [1.0, 2.0, 3.0], [100.0, 11.0, 9.0])
-    assert everything.log_y == pytest.approx((0.85 * 9, 90))  # 100 is above ten times 9: cut off
+    assert everything.log_y == pytest.approx((0.9 * 9, 90))  # 100 is above ten times 9: cut off
     assert one.low[1] == pytest.approx(11 - 2 * 2**0.5)
     assert one.high[2] == 9.0
     assert (list(two.y), list(none.y), list(other.y)) == ([], [], [50.0])

@@ -25,7 +25,7 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.json_files import read_json, write_json
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
-from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_START, LITERAL_RULE, writing_began
+from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_START, LITERAL_RULE, say_when_it_began, writing_began
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
@@ -61,7 +61,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         steps = settle_steps(run, corpus, settings, make_task, began)
         task = make_task(steps)
         keep_steps(run, steps)  # only now, when everything is known to fit together
-        seconds = train_task(task, run, label=name, quiet=quiet, logged=logged)
+        seconds = train_task(task, run, label=corpus.name, quiet=quiet, logged=logged)
         models = {model: learner.model for model, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
     records = run.records()
@@ -82,10 +82,17 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
         next_steps=suggest(name, settings),
-        settled={**asdict(settings.sizes), "steps": steps},
+        settled={**asdict(settings.sizes), **settled_lengths(settings, task)},
     )
     labels = {"this run" if head == ONLY else head.title: head for head in heads}
     return result, {"perplexity.png": draw_curves({label: [records] for label in labels}, labels)}
+
+
+def settled_lengths(settings: Settings, task: WordTask) -> dict[str, str | int | float]:
+    """Return in numbers or words what 0 stands for in the settings, and the epochs that the steps are."""
+    words = {"max_seconds": "no limit", "clip": "no limit", "valid_words": "all"}
+    zeros: dict[str, str | int | float] = {name: word for name, word in words.items() if not getattr(settings, name)}
+    return zeros | {"steps": task.steps, "epochs": float(f"{task.steps / task.windows.epoch_steps:.3g}")}
 
 
 def train_task(task: WordTask, run: Run, **options: Any) -> float:
@@ -228,7 +235,8 @@ def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], objec
 def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str, Any]) -> str:
     """Say what was seen in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
-    words += f", {task.steps / task.windows.epoch_steps:.2g} epochs of the text"
+    epochs = f"{task.steps / task.windows.epoch_steps:.2g}"
+    words += f", {epochs} {'epoch' if epochs == '1' else 'epochs'} of the text"
     if ONLY in scores:
         kind = "Hebbian" if task.learners[ONLY].model.memorizes else "plain"
         sentences = [f"A {kind} softmax, trained for {words}, in {seconds:.0f} s."]
@@ -243,7 +251,12 @@ def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str,
                 f"Perplexity on the {TEXTS[split]} text: plain softmax {plain.perplexity:.2f}, "
                 f"Hebbian softmax {hebbian.perplexity:.2f}; {_rarest(plain, hebbian)}."
             )
-    sentences += [f"The rule began to write after {step:,} steps." for step in beginnings(task).values()]
+    began = beginnings(task)
+    sentences += [
+        say_when_it_began(learner.model.head.start, began.get(name.key)).strip()
+        for name, learner in task.learners.items()
+        if learner.model.memorizes and learner.model.head.start == "auto"
+    ]
     if not any(scores.values()):
         values = {name: _shown(last.get(f"{name.log_prefix}valid_perplexity")) for name in scores}
         seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hebbian_softmax.lab.base.console import show
+from hebbian_softmax.lab.base.console import say, show
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.json_files import to_json, write_json
 from hebbian_softmax.lab.base.runs import open_run
 from hebbian_softmax.lab.base.settings import choice, integer
 from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.memories import outcome
-from hebbian_softmax.lab.language.memories.given import Reading, measure_given
+from hebbian_softmax.lab.language.memories.given import Reading, cost, measure_given
 from hebbian_softmax.lab.language.memories.settings import (
     add_memory_options,
     check_options,
@@ -104,6 +104,8 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     reading = Reading(corpus, splits, arguments.max_words, chooses_size(arguments), arguments.quiet)
     if arguments.words is not None:
         outcome.check_stretch(arguments.words, len(reading.text(splits[-1])) - 1)
+    if not arguments.sweep and not arguments.quiet:
+        say(cost(trained.models, memories_of(arguments), reading))
     measured: dict[ModelName, MemoryRows] = {}
     for name, model in trained.models.items():
         if any(found.stopped for found in measured.values()):
@@ -127,7 +129,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
         files.append(GRID_FILE)
     notes, tables = outcome.sentences(measured), outcome.tabulate(measured, corpus)
     lines = [*notes, "", f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}"]
-    if outcome.show_on_page(run, tables, pictures):
+    if outcome.show_on_page(run, [*tables, outcome.settings_table(measured)], pictures):
         lines.append(f"Page: {run.path / 'page.html'}")
     plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
     stopped = next((found.stopped for found in measured.values() if found.stopped), None)

@@ -4,13 +4,14 @@ Reading can be stopped at any time: what has been read by then is measured.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hebbian_softmax.lab.base.console import say
 from hebbian_softmax.lab.base.progress import format_seconds
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import text_of
@@ -30,12 +31,14 @@ from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.memories.store import Store
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows, read_grid, score_rows
 from hebbian_softmax.lab.language.model import LanguageModel
-from hebbian_softmax.lab.language.names import TEXTS
+from hebbian_softmax.lab.language.names import TEXTS, ModelName
 
 CACHE_SIZES = (500, 1000, 2000, 5000, 10_000)
 """The sizes of the cache to choose from, where none is given."""
-SAMPLE = 64
-"""Words that are read to find out how long reading takes."""
+FEW, SAMPLE, PATIENCE = 64, 1024, 5.0
+"""To find out how long reading takes, a few words are read, and more where these would not take more seconds than
+the last number."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,6 @@ def measure_given(model: LanguageModel, memories: Memories, reading: Reading, la
     notes: list[str] = []
     parts: dict[str, Mapping[str, Tensor]] = {}
     stopped: BaseException | None = None
-    if not reading.quiet:
-        say(f"{label} with memories: {cost(model, memories, reading)}")
     if reading.choose_size:
         memories, note = with_cache_size(model, memories, reading, label)
         notes.append(note)
@@ -107,27 +108,51 @@ def with_cache_size(
     return replace(memories, used=used), note
 
 
-@torch.no_grad()
-def cost(model: LanguageModel, memories: Memories, reading: Reading) -> str:
-    """Say how long all texts will take, from the time of a few words with memories that are full."""
+def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading: Reading) -> str:
+    """Say how long reading all texts with all models will take."""
     words = sum(len(reading.text(split)) - 1 for split in reading.splits)
+    seconds = {name: expected_seconds(model, memories, reading) for name, model in models.items()}
+    each = f" ({', '.join(f'{name.title} {format_seconds(long)}' for name, long in seconds.items())})"
+    return (
+        f"Reading {words:,} words with memories will take about {format_seconds(sum(seconds.values()))}"
+        f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C keeps what was read"
+    )
+
+
+@torch.no_grad()
+def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading) -> float:
+    """Return how long all texts will take, from the time of some words with memories that are full."""
     ids = reading.text(reading.splits[0])
-    began = time.monotonic()
+    by_kind: dict[type, float] = {}
     with usable():
-        h, targets = next(pieces(model, ids[: SAMPLE + 1], piece=SAMPLE))
-        model_seconds = time.monotonic() - began
-        seconds = 0.0
+        (h, targets), alone = timed(lambda: next(pieces(model, ids[: SAMPLE + 1], piece=SAMPLE)))
         for each in memories.used:
             many = min(each.size, len(ids) - 1)
             at = torch.arange(many, device=h.device) % len(h)
             # Not the same numbers again and again, whose distances would be 0.
             stored = h[at] + 0.01 * h.float().std() * torch.randn_like(h[at])
             read = each.reader(layer_of(model), memories.workspace, (stored.to(h.dtype), targets[at]))
-            read(h, targets)  # for the first time, kernels are compiled and memory is found
-            began = time.monotonic()
-            float(read(h, targets).sum())
-            seconds += time.monotonic() - began
-    total = (model_seconds + seconds) / len(h) * words
-    return (
-        f"about {format_seconds(total)} for {words:,} words; --max-words N reads fewer, and Ctrl-C keeps what was read"
-    )
+            few = FEW if len(h) > FEW else len(h)
+            _, seconds = timed(partial(_read, read, h[:few], targets[:few]))
+            if seconds / few * len(h) < PATIENCE:  # many words at once take less time each
+                few = len(h)
+                _, seconds = timed(partial(_read, read, h, targets))
+            by_kind[type(each)] = seconds / few
+    words = sum(len(reading.text(split)) - 1 for split in reading.splits)
+    total = (alone / len(h) + sum(by_kind.values())) * words
+    if reading.choose_size:
+        total += (alone / len(h) + by_kind[CacheSettings]) * (len(reading.text("valid")) - 1)
+    return total
+
+
+def timed(function: Callable[[], T]) -> tuple[T, float]:
+    """Return what a function returns, and the seconds of its second call: in the first one, kernels are compiled."""
+    function()
+    began = time.monotonic()
+    found = function()
+    return found, time.monotonic() - began
+
+
+def _read(read: Callable[[Tensor, Tensor], Tensor], h: Tensor, targets: Tensor) -> float:
+    """Read words with a memory; the number is known only when a device is ready."""
+    return float(read(h, targets).sum())

@@ -19,7 +19,7 @@ from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import write_json
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.data.corpus import Corpus
-from hebbian_softmax.lab.language.evaluation import score_table
+from hebbian_softmax.lab.language.evaluation import score_table, text_of
 from hebbian_softmax.lab.language.memories.memory import ALONE, Memories, Parts, mixture
 from hebbian_softmax.lab.language.memories.settings import KINDS
 from hebbian_softmax.lab.language.memories.sweep import MemoryRows, words_read
@@ -97,7 +97,9 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
         of = "" if name == ONLY else f"{name.title}, "
         for split in found.parts:
             names, scores = [row.memories.name for row in found.rows], [row.scores[split] for row in found.rows]
-            title = f"{TITLE}{of}perplexity on the {TEXTS[split]} text of {corpus.name}"
+            read, whole = len(found.parts[split]["model"]), len(text_of(corpus, split)) - 1
+            what = TEXTS[split] + " text" if read == whole else f"first {read:,} words of the {TEXTS[split]} text"
+            title = f"{TITLE}{of}perplexity on the {what} of {corpus.name}"
             tables.append(score_table(title, names, scores))
         if found.sweep is not None:
             grids = {kind.grid_title: found.sweep.points.get(kind.key, ()) for kind in KINDS}
@@ -107,6 +109,17 @@ def tabulate(measured: Measured, corpus: Corpus) -> list[Table]:
                 if rows:
                     tables.append(Table(f"{TITLE}{of}{what} the validation text", GRID, rows))
     return tables
+
+
+def settings_table(measured: Measured) -> Table:
+    """Return for the page what `sentences` says to a terminal."""
+    said = {name: sentences({name: found}) for name, found in measured.items()}
+    rows: list[list[Cell]] = [
+        ["this run" if name == ONLY else name.title, line.removeprefix(_of(name))]
+        for name in said
+        for line in said[name]
+    ]
+    return Table(f"{TITLE}settings, and how they were chosen", ["model", "settings"], rows)
 
 
 def describe(memories: Memories) -> list[str]:

@@ -11,7 +11,7 @@ from hebbian_softmax.lab.report.figures import Line, Panel, line_figure
 
 Log = Sequence[Mapping[str, Any]]
 """The records of a training: `words`, and perplexities by name."""
-CUT = 10.0  # the axis ends at this many times the lowest end, because first points of 1e20 would hide all others
+CUT = 10.0  # the axis has at most this many times the lowest end, because first points of 1e20 would hide all others
 CAPTION = (
     "Validation perplexity against training words, of all words and of those seen fewer than 100 times in training. "
     "The axis is logarithmic; what is above ten times the lowest end is cut off."
@@ -40,14 +40,14 @@ def curve_panels(groups: Mapping[str, Sequence[Log]], names: Mapping[str, ModelN
             for label, logs in groups.items()
         }
         ends = [curve[-1][1] for curve in curves.values() if curve]
-        lowest = min((mean for curve in curves.values() for _, mean, _ in curve), default=0.0)
+        means = [mean for curve in curves.values() for _, mean, _ in curve]
         lines = []
         for label, curve in curves.items():
             spread = curve if any(sigma for _, _, sigma in curve) else []  # Otherwise there is no band.
             low = [max(1.0, mean - 2 * sigma) for _, mean, sigma in spread]
             high = [mean + 2 * sigma for _, mean, sigma in spread]
             lines.append(Line(label, [words / 1e6 for words, _, _ in curve], [mean for _, mean, _ in curve], low, high))
-        seen = (0.85 * lowest, CUT * min(ends)) if ends else None
+        seen = (0.9 * min(means), min(CUT * min(ends), 1.1 * max(means))) if ends else None
         return Panel(title, lines, y_label="validation perplexity", log_y=seen)
 
     return [panel("all words", ""), panel(f"words seen {BUCKETS[-1]} times", f"_{BUCKETS[-1]}")]
