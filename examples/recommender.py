@@ -7,6 +7,10 @@ order of time: each is predicted first and then learned from. New items become n
     python examples/recommender.py                            # invented interactions, about a minute
     python examples/recommender.py movielens-100k.inter       # a header, then user, item, rating and time in each line
     python examples/recommender.py --plain                    # the same without the rule
+    python examples/recommender.py --quick                    # only to see that it runs
+
+It prints for each part how often the next item is among the ten that are recommended, and how often it would be among
+the ten most popular ones.
 """
 
 from __future__ import annotations
@@ -14,7 +18,10 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +178,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("interactions", type=Path, nargs="?", help="a file; without it they are invented")
     parser.add_argument("--plain", action="store_true", help="a plain softmax, without the rule")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the first half")
+    parser.add_argument("--quick", action="store_true", help="few interactions and one pass, to see that it runs")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     pairs: Sequence[tuple[object, object]] = read(options.interactions) if options.interactions else invented()
+    if options.quick:
+        pairs, options.epochs = pairs[:1500], 1
     numbers: dict[object, int] = {}  # items are numbered as they are first seen
     events = [(user, numbers.setdefault(item, len(numbers))) for user, item in pairs]
     histories: dict[object, list[int]] = {}
@@ -184,29 +194,51 @@ def main(arguments: list[str] | None = None) -> None:
     model = Recommender(1 + max(item for _, item in events[:half]), memorizing=not options.plain)
     optimizer = OnePassAdam(model.parameters(), lr=2e-3, head=model.head)
     lessons = windows(list(histories.values()), [len(each) for each in histories.values()], model.length)
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
         train_once(model, optimizer, *lessons, batch=64)
+        print(f"\rpass {epoch + 1} of {options.epochs} over the first half", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
 
     for group in optimizer.param_groups:
         group["lr"] /= 4
-    print("interactions  catalogue  hit rate@10")
+    hits_of_all, popular_hits_of_all = [], []
+    print("interactions  catalogue  hit rate@10  most popular items")
     for part in range(10):
         start, end = (half + (len(events) - half) * each // 10 for each in (part, part + 1))
         fresh: dict[object, int] = {}
         before, targets = [], []
+        popular = Counter(item for _, item in events[:start]).most_common()
         for user, item in events[start:end]:
             if user in histories:  # what a user takes first cannot be predicted from anything
                 before.append(list(histories[user]))
                 targets.append(item)
             histories.setdefault(user, []).append(item)
             fresh[user] = fresh.get(user, 0) + 1
-        hits = (model.recommend(before) == torch.tensor(targets).unsqueeze(1)).any(1)
-        print(f"{start:6}-{end:<6} {model.head.num_classes:8}  {100 * float(hits.float().mean()):10.1f} %")
+        hits = (model.recommend(before) == torch.tensor(targets).unsqueeze(1)).any(1).tolist()
+        popular_hits = [
+            item in list(islice((each for each, _ in popular if each not in history), 10))
+            for history, item in zip(map(set, before), targets, strict=True)
+        ]
+        print(f"{start:6}-{end:<6} {model.head.num_classes:8}  {share(hits):10.1f} %  {share(popular_hits):17.1f} %")
+        hits_of_all += hits
+        popular_hits_of_all += popular_hits
         arrived = 1 + max(item for _, item in events[:end]) - model.head.num_classes
         if arrived:
             model.head.add_classes(arrived)  # the matrix, the tied embedding and the optimizer's state grow
         lessons = windows([histories[user] for user in fresh], list(fresh.values()), model.length)
         train_once(model, optimizer, *lessons, batch=16)
+    kind = "plain softmax" if options.plain else "rule"
+    print(
+        f"\nOf {len(hits_of_all):,} items that users took next, the network with the {kind} had "
+        f"{share(hits_of_all):.1f} % among its ten;\n"
+        f"the most popular items would have been right in {share(popular_hits_of_all):.1f} %. "
+        f"In the first half there were {1 + max(item for _, item in events[:half])} items, at the end {len(numbers)}."
+    )
+
+
+def share(hits: Sequence[bool]) -> float:
+    """Return how many are true, in per cent."""
+    return 100 * sum(hits) / max(1, len(hits))
 
 
 if __name__ == "__main__":

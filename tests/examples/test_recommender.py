@@ -123,8 +123,9 @@ def test_the_program_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], op
     path.write_text("\n".join(["user\titem\trating\ttime", *reversed(lines)]))
     main([str(path), "--epochs", "1", *options])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 11
+    assert len(shown) == 14
+    assert "would have been right in" in shown[-1]
     assert shown[1].startswith("   150-165")
-    catalogue = [int(line.split()[1]) for line in shown[1:]]
+    catalogue = [int(line.split()[1]) for line in shown[1:11]]
     assert catalogue == sorted(catalogue)
     assert catalogue[0] < catalogue[-1]
