@@ -71,6 +71,7 @@ KINDS = {
     "A language model with the Trainer": (language_model, "lm_head"),
     "A classifier with the Trainer": (classifier, "classifier"),
 }
+SGD = {"optim": "sgd", "learning_rate": 0.1}
 
 
 def trained(title: str, settings: Any) -> Any:
@@ -84,9 +85,8 @@ def trained(title: str, settings: Any) -> Any:
 @pytest.mark.parametrize("title", KINDS)
 def test_accumulation_is_normalised_as_one_batch(title: str, tmp_path: Path) -> None:
     """With plain SGD, so that rounding is not blown up: Adam divides small gradients by themselves."""
-    sgd = {"optim": "sgd", "learning_rate": 0.1}
-    whole = trained(title, arguments(tmp_path / "a", micro=8, accumulate=1, **sgd))
-    parts = trained(title, arguments(tmp_path / "b", micro=2, accumulate=4, **sgd))
+    whole = trained(title, arguments(tmp_path / "a", micro=8, accumulate=1, **SGD))
+    parts = trained(title, arguments(tmp_path / "b", micro=2, accumulate=4, **SGD))
     assert torch.equal(whole.counts, parts.counts)
     assert int(whole.counts.sum()) == int(whole.since_start.sum()) > 0  # features of a given layer have settled
     torch.testing.assert_close(whole.weight, parts.weight, rtol=1e-4, atol=1e-5)
@@ -109,11 +109,12 @@ def test_training_resumes(title: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("title", KINDS)
 @pytest.mark.parametrize("more", [{"bf16": True}, {"torch_compile": True, "torch_compile_backend": "eager"}])
 def test_half_precision_and_compiled(title: str, more: dict[str, Any], tmp_path: Path) -> None:
-    plain = trained(title, arguments(tmp_path / "a"))
-    other = trained(title, arguments(tmp_path / "b", **more))
+    """With plain SGD, for the same reason."""
+    plain = trained(title, arguments(tmp_path / "a", **SGD))
+    other = trained(title, arguments(tmp_path / "b", **SGD, **more))
     assert torch.equal(other.counts, plain.counts)
-    assert other.weight.isfinite().all()
-    torch.testing.assert_close(other.weight, plain.weight, rtol=0.1, atol=0.1)
+    assert int(other.since_start.sum()) > 0
+    torch.testing.assert_close(other.weight, plain.weight, rtol=0.01, atol=0.01)
 
 
 def test_new_tokens(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def create_and_die(folder: Path, write: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize("write", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [1, 2])
 def test_a_process_killed_in_its_first_write_leaves_nothing_for_long(
     tmp_path: Path, write: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

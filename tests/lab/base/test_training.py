@@ -107,7 +107,11 @@ def test_records_after_the_checkpoint_are_written_anew(run: Run) -> None:
     assert_same(outcome(run), through)
 
 
-@pytest.mark.parametrize("fatal_write", [0, 4, 5], ids=["at any time", "inside a write", "between two names"])
+@pytest.mark.parametrize(
+    "fatal_write",
+    [pytest.param(0, marks=pytest.mark.slow), 4, 5],
+    ids=["at any time", "inside a write", "between two names"],
+)
 def test_a_killed_run_ends_in_the_same_bits(
     tmp_path: Path, uninterrupted: tuple[dict[str, Any], list[dict[str, Any]]], fatal_write: int
 ) -> None:

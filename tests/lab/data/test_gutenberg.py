@@ -154,6 +154,7 @@ def test_a_cut_archive_is_named(root: Path, tmp_path: Path, form: str) -> None:
         prepared(root, books=str(place))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "gutenberg").is_dir(), reason="no ../shared/data/gutenberg")
 @pytest.mark.skipif(not (REAL / "nltk_data").is_dir(), reason="no ../shared/data/nltk_data")
 def test_the_papers_test_books(no_model: None) -> None:

@@ -79,6 +79,7 @@ def test_a_tokeniser_that_forgets_gives_the_same() -> None:
         assert len(forgetful._known) < 30
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "gutenberg").is_dir(), reason="no ../shared/data/gutenberg")
 def test_real_books() -> None:
     fresh, seen = Tokeniser(), 0

@@ -26,6 +26,7 @@ from tests.lab.language.experiments.conftest import Reproduce, result_of, table,
 PAPER = SHARED / "paper.tex"
 
 
+@pytest.mark.slow
 def test_reuters_has_the_words_of_june_beside_the_total(reproduce: Reproduce) -> None:
     run, result = reproduce("reuters", "--trials", "1")
     rows = table(result, "Perplexity on all words and on words first seen in June 1987; ")
@@ -83,8 +84,8 @@ def test_wikitext_table_has_memories_below_their_models(reproduce: Reproduce) ->
 @pytest.mark.parametrize(
     ("given", "literal", "other"),
     [
-        ({}, (0, False), ("default", "mean", "across", "auto", True)),
-        ({"start": 7, "fade": False}, (0, False), ("default", "mean", "across", 7, False)),
+        ({}, (0, False), ("default", "recent", "across", "auto", True)),
+        ({"start": 7, "fade": False}, (0, False), ("default", "recent", "across", 7, False)),
         ({"rule": "corrected"}, (0, False), ("corrected", "inclusive", "centred", 0, False)),
         # As in version 0.1, where both rules had these settings.
         ({"rule": "corrected", "start": 7, "fade": True}, (7, True), ("corrected", "inclusive", "centred", 7, True)),
@@ -114,7 +115,7 @@ def test_curves_of_the_default_rule_have_the_same_limits_and_begin_with_the_defa
         assert limits == [*own, "auto", *own]
 
 
-@pytest.mark.parametrize("words", [0, 3])
+@pytest.mark.parametrize("words", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Reproduce, words: int) -> None:
     run, result = reproduce("wikitext-table", "--trials", "0", "--seeds", "1", "--two-step-words", str(words))
     rows = table(result, "Perplexity on reuters; the paper's on WikiText-103")
@@ -123,12 +124,13 @@ def test_two_steps_of_mbpa_are_swept_where_they_are_wanted(reproduce: Reproduce,
     assert bool(kept) == bool(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "paper"),
     [
         ("wikitext-curves", [36.4, 34.3]),  # with the T that the head finds by itself beside given ones
-        pytest.param("gutenberg-curves", [47.9, 45.5], marks=pytest.mark.slow),
-        pytest.param("gigaword-curves", [53.5, 43.7], marks=pytest.mark.slow),
+        ("gutenberg-curves", [47.9, 45.5]),
+        ("gigaword-curves", [53.5, 43.7]),
     ],
 )
 def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
@@ -144,6 +146,7 @@ def test_curves(reproduce: Reproduce, name: str, paper: list[float]) -> None:
     assert all(title.endswith(f"T = {limit}") for title, limit in limits.items() if "T =" in title)
 
 
+@pytest.mark.slow
 def test_objectives(reproduce: Reproduce) -> None:
     _, result = reproduce("objectives", "--trials", "0", "--seeds", "1", "--steps", "3")
     rows = table(result, "Perplexity on reuters")

@@ -298,7 +298,8 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return only(runs)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_stopped_run_ends_in_the_same_bits(folder: Path, whole: Run, tmp_path: Path, how: signal.Signals) -> None:
     run, code, errors = stop_at("checkpoint.pt", how, tmp_path, "compare", folder, *MANY)
     assert code == (-9 if how == signal.SIGKILL else 128 + how)

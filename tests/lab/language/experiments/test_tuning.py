@@ -158,7 +158,7 @@ def test_validation_chooses_and_each_head_has_as_many_trials() -> None:
     assert (literal.rate, literal.rule_scale, literal.write) == ("paper", "1", "literal")
     assert (literal.start, literal.fade) == (0, False)
     default = [trial.settings for trial in bench.trials if trial.title == "default rule"]
-    assert {(each.rate, each.rule_scale, each.write) for each in default} == {("mean", "match", "across")}
+    assert {(each.rate, each.rule_scale, each.write) for each in default} == {("recent", "match", "across")}
     assert {(each.start, each.fade, each.gamma) for each in default} == {("auto", True, 0.2)}
     assert len({trial.name for trial in bench.trials}) == len(bench.trials) == 9
 
