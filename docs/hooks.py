@@ -54,6 +54,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Leave out the column of pages where a page is alone in its section, so that lines of code have room."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
+    return markdown
+
+
 def on_page_content(html: str, **_: Any) -> str:
     """Return the page with its formulas in MathML, which browsers show without a script."""
     return _MATH.sub(_formula, html)

@@ -71,6 +71,20 @@ def test_no_rest_is_left_in_docstrings() -> None:
         assert not re.search(r":\w+:`|^\s*\.\. |^\s*>>>|::$", found, flags=re.MULTILINE), f"{name}: {found}"
 
 
+PAGES = sorted(
+    str(page.relative_to(ROOT)) for folder in ("docs", "results", "examples") for page in ROOT.glob(f"{folder}/**/*.md")
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", *PAGES])
+def test_lists_are_lists_on_the_site_too(page: str) -> None:
+    """The site's Markdown, unlike that of GitHub, wants an empty line before a list that follows a paragraph."""
+    markdown = pytest.importorskip("markdown", reason="mkdocs is not installed: pip install -e '.[dev]'")
+    html = markdown.markdown((ROOT / page).read_text(), extensions=["tables", "fenced_code"])
+    paragraphs = re.findall(r"<p>(.*?)</p>", html, flags=re.DOTALL)
+    assert not [each for each in paragraphs if re.search(r"^\s*(-|\d+\.) ", each, flags=re.MULTILINE)]
+
+
 def test_roles_become_links_and_formulas() -> None:
     link = '<autoref optional identifier="full.{}"><code>{}</code></autoref>'
     assert to_markdown("See :class:`Head`.") == f"See {link.format('Head', 'Head')}."
