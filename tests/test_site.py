@@ -202,6 +202,9 @@ def test_no_page_is_wider_than_a_phone_or_needs_another_host(site: tuple[str, li
         assert asked
         assert not [each for each in asked if not each.startswith((address, "data:"))], page
         assert not browser.get_log("browser"), page
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*bundle*.js"]})  # as before the scripts are loaded
+    browser.get(f"{address}/results/new-tokens/")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
 
 
 @pytest.mark.browser

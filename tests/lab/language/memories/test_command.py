@@ -94,7 +94,7 @@ def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
     assert "cache (θ, n, λ): 0.4, 20, 0.1; MbPA (K, steps, α, β, λ): 5, 1, 0.3, –, 0.1." in output
     result = run.result()
     titles = [table["title"] for table in result["tables"]]
-    assert len(titles) == len(set(titles)) == 4
+    assert len(titles) == len(set(titles)) == 5  # two models, two texts, and the settings
     figures = [figure["file"] for figure in result["figures"]]
     assert figures == ["perplexity.png", "plain-memory-view.png", "hebbian-memory-view.png"]
     page = (run.path / "page.html").read_text()
