@@ -6,6 +6,7 @@ import copy
 import importlib
 import math
 import random
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hebbian_softmax import HebbianSoftmax, NewClasses
+from tests import ROOT
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[dev]'")
 hf = pytest.importorskip("hebbian_softmax.hf")
@@ -127,6 +129,17 @@ def test_a_saved_model_is_loaded_by_plain_transformers(
     ids = words("near the zebra ran", return_tensors="pt").input_ids
     assert torch.equal(ids, tokenizer("near the zebra ran", return_tensors="pt").input_ids)
     assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_readme_code_runs(made: dict[bool, tuple[Any, Any]], tmp_path: Path) -> None:
+    for part in fresh(made):
+        part.save_pretrained(tmp_path / "old")
+    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 1
+    given = {"name": tmp_path / "old", "texts": sentences(60, 1), "folder": tmp_path / "new"}
+    exec(compile(blocks[0], "README.md", "exec"), given)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert len(again.lm_head.weight) == len(made[False][1]) + 2
 
 
 def test_the_report_is_that_of_the_models_own_loss(made: dict[bool, tuple[Any, Any]]) -> None:
