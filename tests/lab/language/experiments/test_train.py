@@ -173,7 +173,7 @@ def test_made_up_words_with_a_time_limit(tmp_path: Path) -> None:
     options = f"{SIZES} --vocabulary 30 --tokens 500 --max-seconds 5 --evaluations 2 --final none --head plain"
     began = time.monotonic()
     assert call("train", "zipf", *options.split(), "--quiet", "--runs", tmp_path) == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # a limit that is not kept would let it train for ever
     run = only(tmp_path)
     plan = json.loads((run.path / STEPS_FILE).read_bytes())
     assert run.records()[-1]["step"] == plan["steps"] > 10
