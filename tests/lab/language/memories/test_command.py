@@ -189,6 +189,27 @@ def test_what_was_read_is_kept_when_somebody_stops_it(
     assert [list(row["scores"]) for row in report["memories"]["model"]] == 3 * [["valid"]]
 
 
+def test_a_reading_that_is_stopped_replaces_no_finished_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("evaluate", run.path, *SMALL) == 0
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    calls: list[Any] = []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        watch_lstm(patch, stop)
+        assert call("evaluate", run.path, *SMALL) == 130
+    assert "has an earlier evaluation that was finished" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
+    assert call("evaluate", run.path, *SMALL, "--max-words", "30") == 0
+    assert (run.path / "evaluation.json").read_bytes() != before["evaluation.json"]
+
+
 def test_nothing_is_kept_where_nothing_was_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in run.path.iterdir())
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from hebbian_softmax.lab.base.console import say, show
 from hebbian_softmax.lab.base.devices import choose_device
-from hebbian_softmax.lab.base.json_files import to_json, write_json
-from hebbian_softmax.lab.base.runs import open_run
+from hebbian_softmax.lab.base.json_files import object_from_json, to_json, write_json
+from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import choice, integer
 from hebbian_softmax.lab.language.evaluation import as_plain, measure_all, tabulate, words_file
 from hebbian_softmax.lab.language.memories import outcome
@@ -75,8 +75,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     with run.held():
         trained = load_trained(run, device=choose_device(arguments.device), quiet=arguments.quiet)
         numbers, tables, lines, stopped = measure(trained, arguments, splits)
-        report = {"step": trained.step, "streams": arguments.streams, **numbers}
-        write_json(run.path / FILE, report)
+        report = {"step": trained.step, "streams": arguments.streams, "stopped": stopped is not None, **numbers}
+        if may_replace(run, stopped):
+            write_json(run.path / FILE, report)
     if arguments.json:
         print(to_json({"run": str(run.path), **report}, indent=2))
     else:
@@ -87,6 +88,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         raise stopped
     return 0
+
+
+def may_replace(run: Run, stopped: BaseException | None) -> bool:
+    """Return whether an evaluation may be written to the run folder: one that was stopped replaces no finished one."""
+    if stopped is None:
+        return True
+    try:
+        earlier = object_from_json((run.path / FILE).read_bytes())
+    except (OSError, ValueError):  # there is none, or it is damaged
+        return True
+    return "memories" not in earlier or bool(earlier.get("stopped"))
 
 
 def measure_alone(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> Found:
@@ -117,6 +129,13 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
             measured[name] = memory_rows(model, corpus, **options)
         else:
             measured[name] = measure_given(model, memories_of(arguments), reading, name.title)
+    notes, tables = outcome.sentences(measured), outcome.tabulate(measured, corpus)
+    plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
+    numbers = {"memories": plain, "notes": notes}
+    stopped = next((found.stopped for found in measured.values() if found.stopped), None)
+    if not may_replace(run, stopped):
+        line = f"This was stopped, so it is not kept: {run.path} has an earlier evaluation that was finished."
+        return numbers, tables, [*notes, "", line], stopped
     files, pictures = [], {}
     for name, found in measured.items():
         file, figure, image = outcome.keep_view(run, name, found, corpus, arguments.words)
@@ -127,10 +146,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
         content = {"step": trained.step, "models": grids}
         write_json(run.path / GRID_FILE, content)
         files.append(GRID_FILE)
-    notes, tables = outcome.sentences(measured), outcome.tabulate(measured, corpus)
     lines = [*notes, "", f"After step {trained.step:,}. Files in {run.path}: {', '.join(files)}"]
     if outcome.show_on_page(run, [*tables, outcome.settings_table(measured)], pictures):
         lines.append(f"Page: {run.path / 'page.html'}")
-    plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
-    stopped = next((found.stopped for found in measured.values() if found.stopped), None)
-    return {"memories": plain, "notes": notes}, tables, lines, stopped
+    return numbers, tables, lines, stopped

@@ -30,6 +30,7 @@ from hebbian_softmax.lab.report.result import Figure, load_result, save_result
 from hebbian_softmax.lab.report.tables import Cell, Table
 
 TITLE = "With memories: "  # the beginning of the titles of all tables here
+PICTURE = "memory-view.png"  # the end of the names of all pictures here
 BEST = 5  # points of each grid that are shown
 GRID = (*(f"{kind.symbols} of {kind.named}" for kind in KINDS), "perplexity")
 LENGTH = 60  # words that are shown if none are named
@@ -83,7 +84,7 @@ def keep_view(
         f"{_of(model)}Which part of each word's probability came from where, predictions {stretch[0]:,} to "
         f"{stretch[1] - 1:,} of the {TEXTS[split]} text; beside it the probability without and with memories."
     )
-    return file, Figure(f"{model.file_prefix}memory-view.png", caption), draw(words, memories)
+    return file, Figure(f"{model.file_prefix}{PICTURE}", caption), draw(words, memories)
 
 
 def _of(name: ModelName) -> str:
@@ -159,9 +160,8 @@ def show_on_page(run: Run, tables: Sequence[Table], pictures: Mapping[Figure, by
         for figure, image in pictures.items():
             write_atomic(run.path / figure.file, image)
         return False
-    names = {figure.file for figure in pictures}
     kept_tables = [table for table in result.tables if not table.title.startswith(TITLE)]
-    kept_figures = [figure for figure in result.figures if figure.file not in names]
+    kept_figures = [figure for figure in result.figures if not figure.file.endswith(PICTURE)]
     shown = replace(result, tables=[*kept_tables, *tables], figures=[*kept_figures, *pictures])
     save_result(run, shown, {figure.file: image for figure, image in pictures.items()})
     return refresh_page(run)
