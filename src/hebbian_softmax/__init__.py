@@ -12,7 +12,7 @@ from hebbian_softmax.rows import RowPart
 from hebbian_softmax.rule import ConstantRate, InclusiveRate, InverseCountRate, PaperRate, RecentRate
 from hebbian_softmax.shared_rows import shard_rows
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "SVM",
