@@ -143,19 +143,23 @@ def test_other_rates_are_used(rate: Callable[[Tensor, Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("write", ["literal", "centred"])
 @pytest.mark.parametrize("batches", [0, 450, 1000])
 def test_steps_of_the_usual_rate_in_short_and_long_trainings(write: str, batches: int) -> None:
-    """Each of its terms is the largest for some class, and only activations without their mean are shortened."""
+    """Each of its terms is the largest for some class; only activations without their mean are shortened, by a λ that
+    has not faded yet."""
     rate, factor = RecentRate(0.3, 50), 0.7
     head = HebbianSoftmax(
-        FEATURES, CLASSES, rate=rate, write=write, scale=factor, start=0, fade=False, dtype=torch.float64
+        FEATURES, CLASSES, rate=rate, write=write, scale=factor, start=0, fade=True, dtype=torch.float64
     )
     head.counts.copy_(torch.arange(CLASSES) * 5 + 5)
+    head.since_start.fill_(1)  # so that no write is the first of its class, which would not fade
     head.running.batches[1] = batches
     oracle = Oracle(CLASSES, 0.3, 50)
     oracle.counts[:] = head.counts.tolist()
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-300)  # too small for a step, but it can be halved
     head.attach(optimizer)
     mean = torch.zeros(FEATURES, dtype=torch.float64)
     for done in range(3):
+        optimizer.param_groups[0]["lr"] = 1e-300 / 2**done
+        oracle.factor = lambda i, strength=0.5**done: strength
         oracle.rate = lambda count, n, before=batches + done: recent_rate(count, n, before, 0.3, 50)
         if write == "centred":
             oracle.length = lambda count, n: shortened(n, oracle.rate(count, n))

@@ -38,8 +38,8 @@ RARE_AMONG, RARE_IN_TIME = 4, 20
 divided by the second."""
 
 LATER, LAST_BATCHES = 3, 150
-"""In the running mean of a class, a new occurrence weighs as much as three, and in long trainings as much as all of a
-class's occurrences in 150 batches."""
+"""In the running mean of a class, a new occurrence weighs as much as three earlier ones, and in long trainings as much
+as one of so many batches."""
 
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
@@ -87,8 +87,9 @@ class RecentRate:
         \lambda = \max\Big(\frac{3n}{c + 3n},\ \min\Big(\gamma, \frac{rn}{c + rn}\Big)\Big) \cdot
         \mathbb{I}\{c < T\}, \qquad r = B / 150
 
-    The first term weighs the k-th occurrence by about k². The second is the larger one in trainings of more than 450
-    batches: it lets a row forget with a mean age of 150 batches, but not faster than with the rate γ. What is memorised
+    The first term weighs the k-th occurrence by about k². The second is the larger one after 450 batches,
+    once the first is below γ: a row whose class comes evenly then forgets with a mean age of 150 batches, but not
+    faster than with the rate γ. What is memorised
     on demand, without steps, has one set of features, so there all occurrences count alike: λ = max(n/(c + n), γ). The
     paper's 1/c forgets the first occurrence at the second.
 
@@ -251,7 +252,7 @@ def settings_of(
     limit = check_integer("limit", limit if limit is not None else LIMIT if own is None else own, 0, LARGEST_COUNT)
     if rate is None:
         rate = PaperRate(gamma, limit) if literal else RecentRate(gamma, given)
-    elif isinstance(rate, RecentRate) and rate.limit is None:
+    elif isinstance(rate, RecentRate) and rate.limit is None and given is not None:
         rate = replace(rate, limit=given)
     return Settings(
         gamma,
