@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hebbian_softmax import HebbianSoftmax, prepare_fsdp
 
-NO_TORCHRUN = "start this with torchrun: torchrun --nproc-per-node 2 examples/distributed.py"
+NO_TORCHRUN = "start this with torchrun: torchrun --nproc-per-node 2 examples/distributed.py, and --quick if you like"
 
 
 class Model(nn.Module):

@@ -127,7 +127,7 @@ def say_when_it_began(start: int | str, began: int | None) -> str:
         return f"Hebbian softmax began to write after {began:,} steps, when its features had settled. "
     return (
         "Hebbian softmax has not written anything, because its features had not settled when training ended: it "
-        "learned as plain softmax does. With --start 0 it writes from the first step on. "
+        "learned as plain softmax does. Train it longer: it waits for a hundred steps at least. "
     )
 
 
