@@ -27,6 +27,8 @@ FEW = 5
 """Rows seen less often than this say what along m a class has that was seen once."""
 RECENT, LEAST_FIT = 10, 0.2
 """The batches of a recent mean, and the fit below which activations say too little of their class to be written."""
+MOST_SCATTER = 4.0
+"""How many occurrences at most chance is said to be worth where that is measured."""
 SAMPLED = 1024
 """The classes on which it is measured whether features have settled."""
 
@@ -72,10 +74,12 @@ class Variant:
     """Let the first write of a class keep λ = 1 while λ fades."""
     average: float = 0.0
     """Write the running mean of a class's activations, which forgets with this rate, in place of the batch's mean."""
-    shorten: float = 0.0
+    shorten: float | str = 0.0
     """Write memories k / (k + this) times as long, because a mean of few is mostly chance: k = n (2/λ - 1) occurrences
     have a plain mean that varies as much as the running mean of a class that mixes n of them in with rate λ. (Up to
-    2026-11-18 k was kept for each class and followed the rates it had been written with.)"""
+    2026-11-18 k was kept for each class and followed the rates it had been written with.) "fit" measures this number:
+    the squared distance of an activation from its class mean over that of the class mean from m is 1/f² - 1, where f is
+    the second of the fits, if memories are near the class means."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -85,6 +89,9 @@ class Variant:
     "rare" to the running mean of that of the batches' rows that were seen fewer than T times, or with "line" to what
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
     that were seen fewer than 5 times."""
+    common: bool = False
+    """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
+    of rare classes away in one direction, which need not be that of m where an optimizer scales each feature."""
     match: str = "norm"
     """How activations get the form of rows. norm: one factor, so that their norms are equal; least squares: the factor
     that predicts a familiar class's row best from the mean of as many of its activations as were written, which is
@@ -124,6 +131,10 @@ class Rule:
         """Running values over the sampled classes of a batch: cos(h - m, row), cos(h - m, memory - m), and share."""
         self.base, self.base_batches = zeros(()), zeros(())
         """The component along m of rows that were seen a few times."""
+        self.common = zeros(features)
+        """The running mean of rows that were seen a few times."""
+        self.common_line = zeros(4)
+        """As ``line``, for the component along that mean, across m."""
         self.line = zeros(4)
         """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
         self.recent = zeros(())
@@ -227,16 +238,30 @@ class Rule:
         self.logit.lerp_(logit, share)
         self.between.lerp_(squares.sum() / many.clamp(min=1), share)
 
-    def _on_line(self, current: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the component along m that a row has whose class was seen once, and whether it is known."""
+    def _on_line(self, line: Tensor, current: Tensor, rare: Tensor, share: Tensor, rising: bool = True) -> Tensor:
+        """Return the component that a row has whose class was seen once, by the line through those of rare rows."""
         x = self.counts.clamp(min=1).log()
-        self.base_batches += rare.any()
-        share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
         found = (torch.stack([x, current, x * x, x * current]) * rare).sum(1) / rare.sum().clamp(min=1)
-        self.line.lerp_(found, share)
-        mean_x, mean_y, square, product = self.line
-        slope = (product - mean_x * mean_y).clamp(min=0) / (square - mean_x**2).clamp(min=1e-2)
-        return mean_y - slope * mean_x, self.base_batches > 0
+        line.lerp_(found, share)
+        mean_x, mean_y, square, product = line
+        slope = (product - mean_x * mean_y) / (square - mean_x**2).clamp(min=1e-2)
+        return mean_y - (slope.clamp(min=0) if rising else slope.clamp(max=0)) * mean_x
+
+    def _beside_common(self, away: Tensor, rare: Tensor) -> Tensor:
+        """Take from changes of rows what is along the mean of rare rows, across m; new rows get that of rows seen once.
+
+        The line through components along m has taken in this batch.
+        """
+        known = self.counts > 0
+        rare = rare & known
+        share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
+        self.common.lerp_((self.weight * rare[:, None]).sum(0) / rare.sum().clamp(min=1), share)
+        part = self._across(self.common)
+        direction = part / part.norm().clamp(min=1e-9)
+        current = self.weight @ direction
+        usual = self._on_line(self.common_line, current, rare, share, rising=False)
+        along = away @ direction - (usual - current) * (~known & (self.base_batches > 0))
+        return away - along[:, None] * direction
 
     def _write(
         self, memories: Tensor, n: Tensor, seen: Tensor, per_class: Tensor, targets: Tensor, nll: Tensor
@@ -263,7 +288,9 @@ class Rule:
         if v.shorten:
             # A running mean that forgets with rate λ varies as much as the plain mean of n (2/λ - 1) occurrences.
             held = n * (2 - rate)
-            memories = memories * (held / (held + v.shorten * rate).clamp(min=1e-9))[:, None]
+            scatter = (1 / self.fits[1].clamp(min=1e-3) ** 2 - 1).clamp(max=MOST_SCATTER)
+            chance = scatter if v.shorten == "fit" else float(v.shorten)
+            memories = memories * (held / (held + chance * rate).clamp(min=1e-9))[:, None]
         away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
@@ -279,9 +306,14 @@ class Rule:
                     self.base.lerp_((current * rare).sum() / rare.sum().clamp(min=1), share)
                     usual, is_known = self.base, self.base_batches > 0
                 if v.base == "line":
-                    usual, is_known = self._on_line(current, seen & known & (self.counts < v.limit))
+                    rare = seen & known & (self.counts < v.limit)
+                    self.base_batches += rare.any()
+                    share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
+                    usual, is_known = self._on_line(self.line, current, rare, share), self.base_batches > 0
                 along -= (usual - current) * (~known & is_known)
             away -= along[:, None] * direction
+            if v.common:
+                away = self._beside_common(away, seen & (self.counts < v.limit))
         if v.surprise:
             sure = torch.zeros_like(n).index_add_(0, targets, (-nll).exp()) / per_class
             rate = rate * (1 - sure).clamp(min=0) ** v.surprise
