@@ -178,6 +178,9 @@ def further(common: Given, seeds: range) -> list[Given]:
         {"floor": 0.3, "within": 75.0},
         {"gamma": 5.0},
         *({"match": match} for match in ("feature", "map", "map norm")),
+        {"shorten": "fit"},
+        {"common": True},
+        {"common": True, "shorten": "fit"},
     ]
     heads: list[Given] = [{}, {"library": {}}, *(CHOSEN | change for change in changes)]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
