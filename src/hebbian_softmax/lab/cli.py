@@ -62,7 +62,7 @@ def run_command(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except LabError as error:
-        return fail(str(error))
+        return fail(str(error), error.command)
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
             raise
@@ -93,9 +93,11 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def fail(message: str) -> int:
-    """Say what went wrong and return the exit code of an error."""
+def fail(message: str, command: str | None = None) -> int:
+    """Say what went wrong, and perhaps a command to type next; return the exit code of an error."""
     say(f"hebbian: error: {message}")
+    if command is not None:
+        say(f"  {command}", whole=True)
     return 1
 
 

@@ -52,10 +52,14 @@ def filled(text: str, columns: int | None, further: str = "") -> str:
     return textwrap.fill(text, columns, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
 
-def say(text: str = "") -> None:
-    """Print a line on standard error. If nobody reads it any more, the work still goes on."""
+def say(text: str = "", *, whole: bool = False) -> None:
+    """Print a line on standard error. If nobody reads it any more, the work still goes on.
+
+    A `whole` line is not broken where it is wider than the terminal: a command that is to be copied.
+    """
     with contextlib.suppress(OSError, ValueError):
-        print(filled(printable(text), columns_of(sys.stderr)), file=sys.stderr, flush=True)
+        columns = None if whole else columns_of(sys.stderr)
+        print(filled(printable(text), columns), file=sys.stderr, flush=True)
 
 
 def show(text: str, further: str = "") -> None:

@@ -10,8 +10,12 @@ import torch
 class LabError(Exception):
     """An error that the user can act on. Its message is one line: what is wrong and what to do about it.
 
-    The command line prints it without a traceback and exits with 1.
+    The command line prints it without a traceback and exits with 1. A `command` to type next follows on its own line.
     """
+
+    def __init__(self, message: str = "", *, command: str | None = None) -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class DivergedError(LabError):

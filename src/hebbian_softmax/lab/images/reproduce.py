@@ -357,8 +357,9 @@ class Reproducing(Recipe):
             tables, images, metrics, words = report(settings, do)
         except OutOfTimeError as error:
             raise LabError(
-                f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; go on "
-                f"with: {program()} {self.command} --resume {quoted(run.path)}"
+                f"the budget of {settings.budget:g} s is used up, {len(store.records())} trials are stored; "
+                "go on with:",
+                command=f"{program()} {self.command} --resume {quoted(run.path)}",
             ) from error
         result = Result(
             title=f"The {self.name.capitalize()} curriculum",

@@ -92,7 +92,7 @@ class Recipe(ABC):
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
-            say(f"  {program()} {self.command} --resume {quoted(run.path)}")
+            say(f"  {program()} {self.command} --resume {quoted(run.path)}", whole=True)
             return 128 + getattr(stop, "signum", signal.SIGINT)
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))

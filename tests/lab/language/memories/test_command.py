@@ -165,7 +165,7 @@ def test_the_cost_is_said_before_anything_is_read(run: Run, capsys: pytest.Captu
     assert "perplexity on the first 30 words of the validation text" in page
     assert "settings, and how they were chosen" in page
     assert re.fullmatch(
-        r"Reading 60 words with memories will take about \d+:\d\d; --max-words N reads fewer, .* keeps what was read",
+        r"Reading 60 words with memories will take about \d+:\d\d; --max-words N reads fewer, .* was read by then",
         first,
     )
 
@@ -208,6 +208,24 @@ def test_a_reading_that_is_stopped_replaces_no_finished_one(
     assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
     assert call("evaluate", run.path, *SMALL, "--max-words", "30") == 0
     assert (run.path / "evaluation.json").read_bytes() != before["evaluation.json"]
+
+
+def test_a_reading_that_is_stopped_replaces_no_finished_one_without_memories(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("evaluate", run.path, "--split", "valid", "--quiet") == 0
+    before = (run.path / "evaluation.json").read_bytes()
+    calls: list[Any] = []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        watch_lstm(patch, stop)
+        assert call("evaluate", run.path, *SMALL) == 130
+    assert (run.path / "evaluation.json").read_bytes() == before
 
 
 def test_nothing_is_kept_where_nothing_was_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

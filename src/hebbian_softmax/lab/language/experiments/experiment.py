@@ -139,8 +139,8 @@ class Experiment(Recipe, Generic[S]):
             bench.do(final_trials(self.rows(tuned, settings), settings.seeds))
         except OutOfTimeError as error:
             raise LabError(
-                f"the budget of {settings.budget:g} s is used up, {len(bench.outcomes)} trials are stored; go on with: "
-                f"{program()} {self.command} --resume {quoted(run.path)}"
+                f"the budget of {settings.budget:g} s is used up, {len(bench.outcomes)} trials are stored; go on with:",
+                command=f"{program()} {self.command} --resume {quoted(run.path)}",
             ) from error
         outcomes = bench.outcomes
         result = Result(

@@ -98,7 +98,7 @@ def may_replace(run: Run, stopped: BaseException | None) -> bool:
         earlier = object_from_json((run.path / FILE).read_bytes())
     except (OSError, ValueError):  # there is none, or it is damaged
         return True
-    return "memories" not in earlier or bool(earlier.get("stopped"))
+    return bool(earlier.get("stopped"))
 
 
 def measure_alone(trained: Trained, arguments: argparse.Namespace, splits: Sequence[str]) -> Found:

@@ -115,7 +115,7 @@ def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading:
     each = f" ({', '.join(f'{name.title} {format_seconds(long)}' for name, long in seconds.items())})"
     return (
         f"Reading {words:,} words with memories will take about {format_seconds(sum(seconds.values()))}"
-        f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C keeps what was read"
+        f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C measures what was read by then"
     )
 
 
