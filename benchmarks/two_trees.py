@@ -38,7 +38,7 @@ def layer_cases(name: str, quick: bool) -> dict[str, Callable[[], object]]:
     device = "cpu" if quick else "cuda"
     torch.manual_seed(0)
     # Each tree's usual rule, with one T for both, so that both write the same rows.
-    usual = getattr(rule, "RecentRate", rule.PaperRate)
+    usual = next(getattr(rule, name) for name in ("RecentRate", "MeanRate", "PaperRate") if hasattr(rule, name))
     head = HebbianSoftmax(features, classes, gamma=0.25, limit=500, rate=usual(0.25, 500), device=device)
     optimizer = OnePassRMSprop(head.parameters(), lr=1e-5, head=head)
     h = torch.randn(n, features, device=device, dtype=torch.bfloat16, requires_grad=True)

@@ -38,8 +38,8 @@ RARE_AMONG, RARE_IN_TIME = 4, 20
 divided by the second."""
 
 LATER, LAST_BATCHES = 3, 150
-"""In the running mean of a class, a new occurrence weighs as much as three earlier ones, and in long trainings as much
-as one of so many batches."""
+"""The two weights of a new occurrence in the running mean of a class. It weighs as much as three earlier ones. In long
+trainings, a batch weighs as much as one of the last 150 batches."""
 
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class RecentRate:
     has been seen a hundred times is then left to gradient descent, unless it is rare among the classes (it was seen
     less than a quarter as often as the mean class) and rare in time (in less than one batch of twenty). Every class
     passes any fixed number in a long training. In an optimizer's steps the 100 is not more than the number of classes:
-    among ten classes none is so rare that gradients do not serve it.
+    among ten classes that come evenly none is so rare that gradients do not serve it.
 
     >>> c, n = torch.tensor([0, 1, 8, 9]), torch.tensor([3, 1, 2, 1])
     >>> RecentRate(gamma=0.25, limit=9)(c, n)

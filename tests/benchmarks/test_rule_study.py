@@ -87,7 +87,7 @@ def test_the_librarys_head_writes_as_the_study_does(data: Path) -> None:
         train(Trial.of(still | each), "cpu", data, time.time() + 60) for each in ({}, study, library)
     )
     # The head's running norms begin with all familiar rows, the study's with those of the batch.
-    assert theirs["test"]["all"] == pytest.approx(ours["test"]["all"], rel=1e-3)
+    assert theirs["test"]["all"] == pytest.approx(ours["test"]["all"], rel=1e-4)
     assert theirs["test"]["all"] != pytest.approx(plain["test"]["all"], rel=4e-3)
     assert theirs["began"] is None
 

@@ -185,8 +185,7 @@ def test_a_limit_that_is_the_number_of_classes(in_step: bool, device: str) -> No
     assert written == ([0, 1, 2, 3, 10] if in_step else [0, 1, 2, 3, 4, 5, 6, 7, 10])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("classes", [CLASSES, 3000])
+@pytest.mark.parametrize("classes", [CLASSES, pytest.param(3000, marks=pytest.mark.slow)])
 def test_features_that_settle(classes: int, device: str) -> None:
     """Activations are those of their class after two batches; every other class of 3,000 is sampled.
 
