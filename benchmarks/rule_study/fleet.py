@@ -26,7 +26,7 @@ from benchmarks.rule_study.train import (
     make_head,
     perplexities,
     texts_of,
-    with_memories,
+    what_else,
 )
 from benchmarks.rule_study.write import Rule
 from hebbian_softmax import linear_cross_entropy
@@ -34,7 +34,7 @@ from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
 from hebbian_softmax.lab.language.model import dropout
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
 
-SHARED = ("corpus", "evaluated_words", "hidden", "embedding", "batch", "sequence", "epochs", "carry")
+SHARED = ("corpus", "trained_words", "evaluated_words", "hidden", "embedding", "batch", "sequence", "epochs", "carry")
 """What all models of a fleet have in common."""
 
 
@@ -105,7 +105,7 @@ class Member:
             "activation_norm": float(rule.mean_norm),
             "mean": float(rule.mean.norm()),
             "began": began(self.model.head),
-            **({"memories": with_memories(self.model, corpus)} if trial.memories else {}),
+            **what_else(trial, self.model, rule, texts["valid"], corpus),
         }
 
 

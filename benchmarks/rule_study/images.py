@@ -21,13 +21,14 @@ from benchmarks.rule_study.train import began
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax
 from hebbian_softmax.lab.base import environment
-from hebbian_softmax.lab.images import glyphs
+from hebbian_softmax.lab.images import glyphs, omniglot
 from hebbian_softmax.lab.images import learner as curriculum
-from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, CurriculumSettings, History
+from hebbian_softmax.lab.images.curriculum import CHECK_EVERY, History
 from hebbian_softmax.lab.longtail import learner as longtail
 from hebbian_softmax.lab.longtail.compare import Settings as LongTailSettings
 from hebbian_softmax.lab.longtail.reproduce import Settings as TailSettings
 
+CURRICULA = {"glyphs": glyphs.SOURCE, "omniglot": omniglot.SOURCE}
 LEVELS = (50, 100, 150, 300)
 RARE_DIGITS = 3
 DIGIT_RATE = 0.004
@@ -40,7 +41,7 @@ class Trial:
     """A model to train; the defaults are those of the laboratory's commands."""
 
     task: str
-    """glyphs, longtail or digits."""
+    """glyphs, omniglot, longtail or digits."""
     name: str = ""
     variant: Variant = field(default_factory=Variant)
     seed: int = 0
@@ -142,7 +143,7 @@ class Course:
 def train(trial: Trial, deadline: float) -> dict[str, Any]:
     """Train a model and return everything that is known of it; raise TimeoutError where the time does not suffice."""
     torch.set_num_threads(1)
-    course = {"glyphs": _glyphs, "longtail": _tail, "digits": _tail}[trial.task](trial)
+    course = (_curriculum if trial.task in CURRICULA else _tail)(trial)
     signals, begun, wrote = [], time.perf_counter(), 0
     rule = None if course.writing is None else course.writing.rule
     for done in range(course.total):
@@ -174,10 +175,11 @@ def train(trial: Trial, deadline: float) -> dict[str, Any]:
     }
 
 
-def _glyphs(trial: Trial) -> Course:
-    own = CurriculumSettings()
+def _curriculum(trial: Trial) -> Course:
+    source = CURRICULA[trial.task]
+    own = source.settings()
     rate, steps = trial.learning_rate or own.learning_rate, trial.steps or own.steps
-    pupil = Pupil(glyphs.SOURCE.load(own, True), curriculum.Method(False, rate), trial.seed, filters=own.filters)
+    pupil = Pupil(source.load(own, True), curriculum.Method(False, rate), trial.seed, filters=own.filters)
     if trial.variant.library is None:
         pupil.writing = Writing(trial, pupil.network, pupil.head, pupil.optimizer, rate)
     else:

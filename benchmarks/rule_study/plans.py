@@ -30,6 +30,20 @@ CHOSEN: Given = DEFAULT | {
     "base": "line", "shorten": 1.0, "rate": "polynomial", "gamma": 3.0, "floor": 0.2, "within": 150.0
 }  # fmt: skip
 """The library's default, which came of that."""
+LESSENED: Given = CHOSEN | {"shorten": 0.0, "lessen": 1.0, "whole": True}
+PRIOR: Given = CHOSEN | {"shorten": 0.0, "prior": 3.0, "whole": True}
+RISING: Given = {"base": "rise"}
+FORMS: tuple[Given, ...] = (
+    {},
+    CHOSEN,
+    CHOSEN | {"shorten": 0.0, "lessen": 1.0},
+    LESSENED,
+    LESSENED | RISING,
+    PRIOR,
+    PRIOR | RISING,
+    CHOSEN | {"whole": True} | RISING,
+)
+"""Plain softmax, the default, and writes that change a row less where a memory is of few activations."""
 STARTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 WIKITEXT: Given = {"corpus": "wikitext-2", "epochs": 8.0, "input_dropout": 0.3, "evaluations": 1}
@@ -47,6 +61,10 @@ TINY: Given = {
     "output_dropout": 0.1, "evaluations": 1, "evaluated_words": 40_000,
 }  # fmt: skip
 """A model that a CPU trains for a tenth of an epoch in a minute or two."""
+CUT: Given = TINY | {
+    "corpus": "wikitext-2", "trained_words": 250_000, "epochs": 5.0, "output_dropout": 0.2, "by_seen": True
+}  # fmt: skip
+"""Several epochs of a part of WikiText-2, with that model."""
 STRONG: Given = {
     "corpus": "wikitext-2", "epochs": 40.0, "batch": 64, "sequence": 64, "hidden": 1024, "embedding": 512,
     "learning_rate": 0.0025, "input_dropout": 0.5, "output_dropout": 0.4, "recurrent_dropout": 0.4,
@@ -170,19 +188,16 @@ def rates(common: Given, seeds: range) -> list[Given]:
 
 
 def further(common: Given, seeds: range) -> list[Given]:
-    """Return the library's own head beside changes of it: other T, other terms of the rate, other forms of memories."""
-    changes: list[Given] = [
-        *({"limit": limit} for limit in (50, 200, 400, 1e9)),
-        {"within": 100.0},
-        {"floor": 0.3},
-        {"floor": 0.3, "within": 75.0},
-        {"gamma": 5.0},
-        *({"match": match} for match in ("feature", "map", "map norm")),
-        {"shorten": "fit"},
-        {"common": True},
-        {"common": True, "shorten": "fit"},
+    """Return the library's own head beside what short trainings and images say might replace it, and terms of that."""
+    rising = LESSENED | RISING
+    heads: list[Given] = [
+        {},
+        {"library": {}},
+        LESSENED,
+        rising,
+        PRIOR | RISING,
+        *(rising | change for change in ({"within": 100.0}, {"floor": 0.3}, {"limit": 200})),
     ]
-    heads: list[Given] = [{}, {"library": {}}, *(CHOSEN | change for change in changes)]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
 
 
@@ -265,12 +280,34 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
         for seed in range(100, 105)
         for head in ({}, {"library": {}})
     ],
+    "tiny-forms": lambda: [
+        named(TINY | {"corpus": corpus, "epochs": epochs, "by_seen": True}, form, seed=seed)
+        for seed in (100, 101)
+        for form in FORMS
+        for corpus, epochs in (("stdlib", 0.12), ("reuters", 0.11))
+    ],
+    "cut-forms": lambda: [
+        named(CUT, form, seed=seed)
+        for seed in (100, 101, 102)
+        for form in ({}, CHOSEN, LESSENED | RISING, PRIOR | RISING)
+    ],
+    "images-forms": lambda: [
+        *images({"longtail": range(100, 103)}, *FORMS),
+        *(named({"task": "omniglot", "steps": 2000}, form, seed=100) for form in FORMS),
+        *images({"glyphs": range(101, 103)}, *FORMS),
+    ],
     "novels-short": lambda: rates(NOVELS | SHORT | {"epochs": 0.25}, range(103, 105)),
     "wikitext-further": lambda: further(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(109, 112)),
     "reuters-further": lambda: further(REUTERS, range(109, 112)),
+    "novels-further": lambda: further(NOVELS | {"output_dropout": 0.05}, range(106, 108)),
     "strong-further": lambda: [
         named(STRONG, _MORE, head, seed=101)
-        for head in ({}, {"library": {}}, CHOSEN | {"limit_of_mean": 0.25}, CHOSEN | {"limit": 1e9})
+        for head in (
+            {},
+            {"library": {}},
+            LESSENED | RISING | {"limit_of_mean": 0.25},
+            LESSENED | {"limit_of_mean": 0.25},
+        )
     ],
     "wikitext-begins": lambda: starts_of_library(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(105, 107)

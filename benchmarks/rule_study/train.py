@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from benchmarks.rule_study.write import Rule, Variant
 from hebbian_softmax import HebbianSoftmax, linear_cross_entropy
 from hebbian_softmax.lab.data.corpus import Corpus, corpora_root, open_corpus
-from hebbian_softmax.lab.language.evaluation import perplexity, score, word_losses
+from hebbian_softmax.lab.language.evaluation import perplexity, score, stream, word_losses
 from hebbian_softmax.lab.language.experiments.reuters import DAYS, Reuters
 from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.memories.sweep import memory_rows
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel, NetworkOptions, dropout
 
 WARMUP = 50
+SEEN = (0, 1, 2, 5, 20, 100, 1000)
+"""The least counts of the groups of classes that ``by_seen`` tells apart."""
 STREAMS = 64
 """Parts of a text that an evaluation reads side by side."""
 
@@ -63,8 +65,12 @@ class Trial:
     clip: float = 1.0
     evaluations: int = 4
     """Evaluations on the validation text, the last one included."""
+    trained_words: int = 0
+    """How many words of the training text are read; 0 for all of them."""
     evaluated_words: int = 0
     """How many words of the validation text, and of the test text, are read; 0 for all of them."""
+    by_seen: bool = False
+    """Whether words of the validation text are also told apart by how often training has seen them."""
     memories: bool = False
     """Whether the trained model is also measured with a cache, and with a cache and one step of MbPA. The settings of
     both are chosen on the validation text."""
@@ -172,8 +178,19 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "activation_norm": float(rule.mean_norm),
         "mean": float(rule.mean.norm()),
         "began": began(head),
-        **({"memories": with_memories(model, corpus)} if trial.memories else {}),
+        **what_else(trial, model, rule, texts["valid"], corpus),
     }
+
+
+def what_else(trial: Trial, model: LanguageModel, rule: Rule, valid: Tensor, corpus: Corpus) -> dict[str, Any]:
+    """Return what a trial measures only where it says so."""
+    found: dict[str, Any] = {}
+    if trial.memories:
+        found["memories"] = with_memories(model, corpus)
+    if trial.by_seen:
+        head = model.head
+        found["by_seen"] = by_seen(model, valid, rule.counts if trial.variant.library is None else head.counts)
+    return found
 
 
 def with_memories(model: LanguageModel, corpus: Corpus) -> list[dict[str, Any]]:
@@ -182,10 +199,43 @@ def with_memories(model: LanguageModel, corpus: Corpus) -> list[dict[str, Any]]:
     return [row.as_plain() for row in rows]
 
 
+@torch.no_grad()
+def by_seen(model: LanguageModel, text: Tensor, counts: Tensor) -> list[dict[str, float]]:
+    """Return, for groups of classes by how often training has seen them, what the words of a text are given.
+
+    ``share`` is that of the text's words, ``mass`` the probability that the group has on average, ``mass_there`` that
+    before its own words, and ``nats`` the mean of -log p of these.
+    """
+    group = torch.bucketize(counts.long(), torch.tensor(SEEN[1:], device=counts.device), right=True)
+    sums = torch.zeros(len(SEEN), 4, dtype=torch.float64)
+    for features, words in stream(model, text, streams=STREAMS):
+        known = words.flatten() >= 0
+        h, y = features.flatten(0, 1)[known], words.flatten()[known].long()
+        log_p = torch.log_softmax(h.float() @ model.head.weight.float().T, 1)
+        mass = log_p.new_zeros(len(y), len(SEEN)).index_add_(1, group, log_p.exp())
+        own, one = group[y], torch.nn.functional.one_hot(group[y], len(SEEN)).double()
+        there, nats = mass.gather(1, own[:, None]), -log_p.gather(1, y[:, None])
+        found = one.sum(0), mass.double().sum(0), one.T @ there.double()[:, 0], one.T @ nats.double()[:, 0]
+        sums += torch.stack(found, 1).cpu()
+    words, mass, there, nats = sums.T.tolist()
+    classes = torch.bincount(group, minlength=len(SEEN)).tolist()
+    return [
+        {
+            "least": SEEN[k],
+            "classes": classes[k],
+            "share": words[k] / sum(words),
+            "mass": mass[k] / sum(words),
+            "mass_there": there[k] / max(1, words[k]),
+            "nats": nats[k] / max(1, words[k]),
+        }
+        for k in range(len(SEEN))
+    ]
+
+
 def texts_of(trial: Trial, corpus: Corpus, device: str) -> dict[str, Tensor]:
     """Return the texts that a trial reads, as ids on the device."""
     many = trial.evaluated_words or None
-    read = {"train": None, "valid": many, "test": many}
+    read = {"train": trial.trained_words or None, "valid": many, "test": many}
     return {split: corpus.splits[split][:most].to(device, torch.int64) for split, most in read.items()}
 
 

@@ -80,6 +80,13 @@ class Variant:
     2026-11-18 k was kept for each class and followed the rates it had been written with.) "fit" measures this number:
     the squared distance of an activation from its class mean over that of the class mean from m is 1/f² - 1, where f is
     the second of the fits, if memories are near the class means."""
+    lessen: float = 0.0
+    """Multiply λ by k / (k + this), with the k of ``shorten``: a memory of few activations changes a row less, where a
+    shorter one takes as much of the row away and gives less for it."""
+    prior: float = 0.0
+    """Let the row as it is count as so many occurrences before the batch, in a polynomial rate."""
+    whole: bool = False
+    """Let a first write set the component along m at once, whatever λ is."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -88,7 +95,8 @@ class Variant:
     """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
     "rare" to the running mean of that of the batches' rows that were seen fewer than T times, or with "line" to what
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
-    that were seen fewer than 5 times."""
+    that were seen fewer than 5 times. "rise" raises the row's own component by what makes its logit larger by the
+    logarithm of how much more often a class comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
     of rare classes away in one direction, which need not be that of m where an optimizer scales each feature."""
@@ -137,6 +145,8 @@ class Rule:
         """As ``line``, for the component along that mean, across m."""
         self.line = zeros(4)
         """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
+        self.firsts = zeros(2, 2)
+        """Of classes never seen, and of those seen once: running means of how often they come, and of their number."""
         self.recent = zeros(())
         """The second of the fits over the last ten batches."""
         self.squares = zeros(2, features)
@@ -247,6 +257,14 @@ class Rule:
         slope = (product - mean_x * mean_y) / (square - mean_x**2).clamp(min=1e-2)
         return mean_y - (slope.clamp(min=0) if rising else slope.clamp(max=0)) * mean_x
 
+    def _rise(self, n: Tensor) -> Tensor:
+        """Return the logarithm of how much more often a class comes that was seen once than one that never was."""
+        groups = torch.stack([self.counts == 0, self.counts == 1]).to(n.dtype)
+        found = torch.stack([groups @ n, groups.sum(1)], 1)
+        self.firsts.lerp_(found, (1 / self.batches).clamp(min=1 / HORIZON))
+        never, once = (self.firsts[:, 0] / self.firsts[:, 1].clamp(min=1e-6)).clamp(min=1e-12)
+        return (once / never).clamp(min=1).log()
+
     def _beside_common(self, away: Tensor, rare: Tensor) -> Tensor:
         """Take from changes of rows what is along the mean of rare rows, across m; new rows get that of rows seen once.
 
@@ -291,6 +309,9 @@ class Rule:
             scatter = (1 / self.fits[1].clamp(min=1e-3) ** 2 - 1).clamp(max=MOST_SCATTER)
             chance = scatter if v.shorten == "fit" else float(v.shorten)
             memories = memories * (held / (held + chance * rate).clamp(min=1e-9))[:, None]
+        if v.lessen:
+            held = n * (2 - rate)
+            rate = rate * held / (held + v.lessen * rate).clamp(min=1e-9)
         away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
@@ -310,7 +331,10 @@ class Rule:
                     self.base_batches += rare.any()
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
                     usual, is_known = self._on_line(self.line, current, rare, share), self.base_batches > 0
-                along -= (usual - current) * (~known & is_known)
+                if v.base == "rise":
+                    usual, is_known = current + self._rise(n) / size.clamp(min=1e-9), size > 0
+                sets = (usual - current) * (~known & is_known)
+                along -= sets / rate.clamp(min=1e-9) if v.whole else sets
             away -= along[:, None] * direction
             if v.common:
                 away = self._beside_common(away, seen & (self.counts < v.limit))
@@ -338,7 +362,7 @@ class Rule:
         if v.rate == "jump":
             return torch.where(before == 0, 1.0, v.gamma) * below
         if v.rate == "polynomial":
-            rate = v.gamma * n / (before + v.gamma * n).clamp(min=1e-9)
+            rate = v.gamma * n / (before + v.prior + v.gamma * n).clamp(min=1e-9)
             if v.within:
                 recent = n * (self.batches - 1) / v.within
                 return torch.maximum(rate, (recent / (before + recent).clamp(min=1e-9)).clamp(max=v.floor)) * below

@@ -92,6 +92,20 @@ def test_the_librarys_head_writes_as_the_study_does(data: Path) -> None:
     assert theirs["began"] is None
 
 
+def test_words_are_told_apart_by_how_often_training_has_seen_them(data: Path) -> None:
+    trials = [Trial.of(SMALL | {"trained_words": 60, "by_seen": True} | head) for head in ({}, {"library": {}})]
+    alone = [train(trial, "cpu", data, time.time() + 60) for trial in trials]
+    for found in (*alone, *train_fleet(trials, "cpu", data, time.time() + 60)):
+        groups = found["by_seen"]
+        assert sum(group["classes"] for group in groups) == 9
+        assert sum(group["share"] for group in groups) == pytest.approx(1)
+        assert sum(group["mass"] for group in groups) == pytest.approx(1)
+        nats = sum(group["share"] * group["nats"] for group in groups)
+        assert nats == pytest.approx(np.log(found["valid"]["all"]), rel=1e-5)
+        assert found["steps"] == 2 * ((59 // 2 - 4) // 4)
+        assert [group["classes"] for group in groups] != [9, 0, 0, 0, 0, 0, 0]
+
+
 def test_dropout_of_a_fleet_and_what_must_be_trained_alone(data: Path) -> None:
     trials = [Trial.of(SMALL | STRONG | {"seed": seed}) for seed in (0, 0, 1)]
     first, second, other = (found["test"]["all"] for found in train_fleet(trials, "cpu", data, time.time() + 60))

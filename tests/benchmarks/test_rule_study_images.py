@@ -1,5 +1,6 @@
 """The image tasks of the study train the laboratory's learners, and each variant does what it says."""
 
+import math
 import time
 from typing import Any
 
@@ -191,3 +192,42 @@ def test_a_table_has_the_seeds_that_both_heads_have() -> None:
     assert "Least mean difference at a check: -2.50 at [50]; of a single seed -5." in lines
     assert "The mean is behind at [50]." in lines
     assert "Seeds [0, 1]; writing began with batch [7, 7]." in lines
+
+
+def test_a_first_write_raises_its_part_along_the_mean_by_how_often_classes_come() -> None:
+    """Over three batches, 4 of 13 classes never seen came, and 3 of 5 classes seen once."""
+    weight = torch.randn(6, 4)
+    variant = Variant(write="across", base="rise", whole=True, rate="polynomial", gamma=3.0, prior=3.0)
+    rule = Rule(variant, weight, 1.0, 0)
+    rule.lr.fill_(1)
+    for targets in ([0, 1], [2]):
+        rule.after_step(torch.randn(len(targets), 4) + 3, torch.tensor(targets), torch.zeros(len(targets)))
+    mean, before = rule.mean.clone(), weight.clone()
+    direction = mean / mean.norm()
+    h = torch.randn(4, 4) + 3
+    rule.after_step(h, torch.tensor([0, 1, 2, 3]), torch.zeros(4))
+    rise = math.log((3 / 5) / (4 / 13)) / mean.norm()
+    torch.testing.assert_close(weight[3] @ direction, before[3] @ direction + rise)
+    torch.testing.assert_close(weight[:3] @ direction, before[:3] @ direction)
+    # One activation beside a row that counts as one: half of the change across the mean.
+    change = 0.5 * (rule.row_norm / rule.mean_norm * (h[3] - mean) - before[3])
+    across = change - (change @ direction) * direction
+    found = weight[3] - before[3]
+    torch.testing.assert_close(found - (found @ direction) * direction, across)
+
+
+def test_a_memory_of_one_activation_changes_half_of_a_row() -> None:
+    """A shorter memory takes all of the row away."""
+    h, targets = torch.randn(1, 4) + 3, torch.tensor([0])
+    found = {}
+    for name, variant in {
+        "shorter": Variant(write="centred", shorten=1.0),
+        "less": Variant(write="centred", lessen=1.0),
+    }.items():
+        weight = torch.ones(2, 4)
+        rule = Rule(variant, weight, 1.0, 0)
+        rule.lr.fill_(1)
+        rule.after_step(h, targets, torch.zeros(1))
+        found[name] = weight[0]
+    torch.testing.assert_close(found["shorter"], h[0] / 2)
+    torch.testing.assert_close(found["less"], h[0] / 2 + 0.5)
