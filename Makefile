@@ -26,6 +26,7 @@ lint: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo 'The site is in build/site. To read and search it: $(BIN)/python -m http.server -d build/site'
 
 package: $(READY)
 	rm -rf dist build/clean

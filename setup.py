@@ -17,7 +17,8 @@ def describe(readme: str, address: str | None) -> str:
     if address is not None:
         readme = re.sub(f"!{local}", rf"![\1]({address}/raw/main/\2)", readme)
         return re.sub(f"(?<!!){local}", rf"[\1]({address}/blob/main/\2)", readme)
-    readme = re.sub(local, r"\1", re.sub(rf"!{local}\n*", "", readme))
+    caption = r"(?:\*[^*]+\*\n*)?"
+    readme = re.sub(local, r"\1", re.sub(rf"!{local}\n*{caption}", "", readme))
     return f"{readme}\nLinks to pictures, documents and measurements in the repository are left out here.\n"
 
 

@@ -151,6 +151,20 @@ def test_settings_that_are_on_or_off_are_yes_or_no(tmp_path: Path) -> None:
     assert "1000" in text
 
 
+def test_sizes_of_a_preset_do_not_differ_in_a_run_that_is_not_finished(tmp_path: Path) -> None:
+    runs = [create_run(tmp_path, "demo", "compare demo", {"seed": seed, "hidden": 0, "layers": 0}) for seed in range(3)]
+    for run, hidden in zip(runs[1:], (128, 4567), strict=True):
+        settled = {"hidden": hidden, "layers": 98}
+        save_result(run, Result("title", "seen", {}, [Table("t", ["a"], [["b"]])], [], [], settled), {})
+    page = render_page(runs)
+    table = page[page.index("Settings in which the runs differ") : page.index("</table>")]
+    assert "4567" in table
+    assert "seed" in table
+    assert "layers" not in table
+    assert render_page(runs[:2]).count("Settings in which the runs differ") == 1
+    assert "hidden" not in render_page(runs[:2]).split("</table>")[0]
+
+
 def test_several_runs_start_with_what_differs(tmp_path: Path) -> None:
     checker = check(render_page([finished(tmp_path, seed=10**20 + 3), finished(tmp_path, seed=10**20 + 4)]))
     overview = checker.text[checker.text.index("Settings in which") : checker.text.index("table plain text")]

@@ -156,7 +156,12 @@ def boolean(text: str) -> bool:
 
 def whole_or_auto(text: str) -> int | str:
     """Parse `auto` or a whole number."""
-    return text if text == "auto" else integer(0)(text)
+    if text == "auto":
+        return text
+    try:
+        return integer(0)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; auto is possible, too") from None
 
 
 def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:

@@ -83,7 +83,10 @@ def _noticed_tokens(options: Options) -> str:
     for split in SPLITS:
         for _, piece in _pieces(Path(getattr(options, split)), options.unpack_limit, by_lines=True):
             if _UNKNOWN.search(piece.content):
-                say(f"the {split} text has {UNK} in it, so words are what stands between spaces")
+                say(
+                    f"the {split} text has {UNK} in it, so words are what stands between spaces; "
+                    "if it is there by chance, give --tokens nltk"
+                )
                 return "spaces"
     return "nltk"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hebbian_softmax.lab.base.console import say, show
+from hebbian_softmax.lab.base.console import program, quoted, say, show
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.files import write_atomic
 from hebbian_softmax.lab.base.json_files import to_json
@@ -100,13 +100,20 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
     joined = shared_tables([each.result for each in shown])
     for number, each in enumerate(shown, 1):
         mark = f"({number}) " if joined else ""
-        show(f"{mark}{each.run.path}: {each.result.summary if each.result else 'not finished'}\n")
+        show(f"{mark}{each.run.path}: {each.result.summary if each.result else unfinished(each.run)}\n")
         for table in each.result.tables if each.result else ():
             if not any(table.title == other.title for other in joined):
                 draw(table)
     for table in [*joined, *beside.tables]:
         draw(table)
     return 0
+
+
+def unfinished(run: Run) -> str:
+    """Say how far a run has come that is not finished, and how to go on with it."""
+    steps = [record["step"] for record in run.records() if isinstance(record.get("step"), int)]
+    far = f"after step {steps[-1]:,}" if steps else "and nothing is logged yet"
+    return f"not finished, {far}; go on with:\n  {program()} {run.command} --resume {quoted(run.path)}"
 
 
 def shared_tables(results: Sequence[Result | None]) -> list[Table]:

@@ -107,20 +107,28 @@ def _summaries(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
 
 
 def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
-    """Return a table of the settings that differ between the runs."""
+    """Return a table of the settings that differ between the runs.
+
+    What finished runs say was settled later, such as the sizes of a preset, is not known of the others.
+    """
+    settled = {name for result in results if result is not None for name in result.settled}
     settings = [_settings(run, result) for run, result in zip(runs, results, strict=True)]
+    for each, result in zip(settings, results, strict=True):
+        for name in settled if result is None else ():
+            each.pop(name, None)
     names = sorted({name for each in settings for name in each})
-    differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
+    everywhere = [name for name in names if name not in settled]
+    differing = [name for name in everywhere if len({str(each.get(name)) for each in settings}) > 1]
+    differing += [name for name in settled if len({str(each[name]) for each in settings if name in each}) > 1]
     rows = []
-    for run, result in zip(runs, results, strict=True):
-        values = [_as_text(_settings(run, result).get(name)) for name in differing]
-        rows.append([run.path.name, *values])
-    return _table(Table("Settings in which the runs differ", ["run", *differing], rows)) if differing else ""
+    for run, each in zip(runs, settings, strict=True):
+        rows.append([run.path.name, *(_as_text(each.get(name)) for name in sorted(differing))])
+    return _table(Table("Settings in which the runs differ", ["run", *sorted(differing)], rows)) if differing else ""
 
 
-def _settings(run: Run, result: Result | None) -> Mapping[str, Any]:
+def _settings(run: Run, result: Result | None) -> dict[str, Any]:
     """Return the settings of a run, and where they were left to a preset the preset's."""
-    return run.settings if result is None else {**run.settings, **result.settled}
+    return {**run.settings, **(result.settled if result is not None else {})}
 
 
 def _section(run: Run, result: Result | None) -> str:

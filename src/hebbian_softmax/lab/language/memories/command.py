@@ -117,6 +117,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     if arguments.words is not None:
         outcome.check_stretch(arguments.words, len(reading.text(splits[-1])) - 1)
     if not arguments.sweep and not arguments.quiet:
+        say("Measuring how long that will take …")
         say(cost(trained.models, memories_of(arguments), reading))
     measured: dict[ModelName, MemoryRows] = {}
     for name, model in trained.models.items():
@@ -133,6 +134,8 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     plain = {name.key: [row.as_plain() for row in found.rows] for name, found in measured.items()}
     numbers = {"memories": plain, "notes": notes}
     stopped = next((found.stopped for found in measured.values() if found.stopped), None)
+    unread = [name.title for name in trained.models if name not in measured]
+    notes += [f"The reading was stopped before {title}, so nothing is known of it." for title in unread]
     if not may_replace(run, stopped):
         line = f"This was stopped, so it is not kept: {run.path} has an earlier evaluation that was finished."
         return numbers, tables, [*notes, "", line], stopped
