@@ -38,10 +38,10 @@ SMALL = [
 @pytest.mark.slow
 def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL, "--runs", tmp_path, "--budget", "0.2") == 1  # stops, perhaps with some trials stored
-    message = error_line(capsys)
-    assert "the budget of 0.2 s is used up" in message
+    *_, message, command = capsys.readouterr().err.splitlines()
+    assert "error: the budget of 0.2 s is used up" in message
     (run,) = tmp_path.iterdir()
-    assert f"reproduce toy --resume {run}" in message
+    assert command == f"  hebbian reproduce toy --resume {run}"
     assert not (run / "result.json").exists()
     with edited(run / "config.json") as config:
         config["settings"]["budget"] = 0.0
