@@ -222,6 +222,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{'before, words split':30}{before:20.3f}{'–':>20}")
     for name, (bits, nats) in rows.items():
         print(f"{name:30}{bits:20.3f}" + (f"{'none there':>20}" if math.isnan(nats) else f"{nats:20.2f}"))
+    if options.quick:
+        print("This was a quick run to see that it works: after a few steps on little text the numbers mean nothing.")
 
 
 if __name__ == "__main__":

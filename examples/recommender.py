@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from hebbian_softmax import HebbianSoftmax, OnePassAdam, linear_topk
 
 IGNORED = -100
+LEAST = 100
+"""How many interactions there must be for a half that can be learned and ten parts that can be asked."""
 History = Any
 """The items of one user in the order of time, as a list or an array."""
 
@@ -169,15 +171,30 @@ def invented(events: int = 12_000, users: int = 300) -> list[tuple[int, int]]:
 
 def read(path: Path) -> list[tuple[str, str]]:
     """Return pairs of user and item in the order of time."""
-    lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    return [(user, item) for user, item, _, _ in sorted(lines, key=lambda line: float(line[3]))]
+    try:
+        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        timed = [(float(time), user, item) for user, item, _, time in rows]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"{path} cannot be read as a text in UTF-8 ({error}); give another file") from None
+    except ValueError:
+        raise SystemExit(f"{path} must have user, item, rating and time, with tabs between, after a header") from None
+    if len(timed) < LEAST:
+        raise SystemExit(f"{path} has only {len(timed)} interactions, and at least {LEAST} are needed; give more")
+    return [(user, item) for _, user, item in sorted(timed, key=lambda each: each[0])]
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("interactions", type=Path, nargs="?", help="a file; without it they are invented")
     parser.add_argument("--plain", action="store_true", help="a plain softmax, without the rule")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the first half")
+    parser.add_argument("--epochs", type=positive, default=20, help="passes over the first half")
     parser.add_argument("--quick", action="store_true", help="few interactions and one pass, to see that it runs")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -234,6 +251,8 @@ def main(arguments: list[str] | None = None) -> None:
         f"the most popular items would have been right in {share(popular_hits_of_all):.1f} %. "
         f"In the first half there were {1 + max(item for _, item in events[:half])} items, at the end {len(numbers)}."
     )
+    if options.quick:
+        print("This was a quick run to see that it works: after one pass over little data the numbers mean nothing.")
 
 
 def share(hits: Sequence[bool]) -> float:

@@ -129,3 +129,28 @@ def test_the_program_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], op
     catalogue = [int(line.split()[1]) for line in shown[1:11]]
     assert catalogue == sorted(catalogue)
     assert catalogue[0] < catalogue[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read as a text in UTF-8"),
+        (b"\xff\xfe\x00", "cannot be read as a text in UTF-8"),
+        (b"header\n1\t2\t3\n", "must have user, item, rating and time"),
+        (b"header\n1\t2\t3\tnoon\n", "must have user, item, rating and time"),
+        (b"header\n" + 99 * b"1\t2\t3\t4\n", "has only 99 interactions, and at least 100 are needed"),
+    ],
+    ids=["missing", "binary", "columns", "time", "few"],
+)
+def test_files_that_are_no_interactions_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "interactions"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit, match=message):
+        main([str(path)])
+
+
+def test_passes_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--epochs", "0"])
+    assert "--epochs: invalid positive value: '0'" in capsys.readouterr().err
