@@ -63,7 +63,8 @@ def test_the_program_adds_tokens_and_compares_them(capsys: pytest.CaptureFixture
     main(["--quick"])
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("10 new tokens, among them ' ")
-    rows = {line[:30].strip(): line[30:].split() for line in shown[-3:]}
+    rows = {line[:30].strip(): line[30:].split() for line in shown[-4:-1]}
+    assert shown[-1].startswith("This was a quick run")
     assert list(rows) == ["before, words split", "mean rows, of transformers", "rows that add_tokens wrote"]
     reported = next(line for line in shown if line.startswith("held-out text: "))
     assert float(rows["before, words split"][0]) == pytest.approx(float(reported.split()[2]), abs=0.002)

@@ -119,7 +119,10 @@ class Progress:
 
     def words(self, rate: float | None) -> list[str]:
         """Return the words of the line: the pace and the metrics."""
-        return self.pace(rate) + [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
+        said = self.pace(rate)
+        for name, value in self.metrics.items():
+            said.append(f"{name.replace('_', ' ')} {f'{value:,}' if isinstance(value, int) else f'{value:.4g}'}")
+        return said
 
     def line(self, rate: float | None) -> str:
         """Return the line for a log file."""

@@ -63,7 +63,7 @@ class Workshop:
             for number, results in enumerate(in_order(function, inputs, self.processes), 1):
                 for split, encoded in results:
                     self.gathered.add(split, encoded)
-                progress.update(number, {"million_tokens": sum(self.gathered.tokens.values()) / 1e6})
+                progress.update(number, {"tokens": sum(self.gathered.tokens.values())})
 
 
 @dataclass(frozen=True)
