@@ -27,12 +27,13 @@ from hebbian_softmax.lab.language.experiments.train import (
     board,
     keep_steps,
     measure_speed,
+    overfitted,
     settle_steps,
     suggest,
 )
 from hebbian_softmax.lab.language.model import MODELS, LanguageModel
 from hebbian_softmax.lab.language.model.lstm import WordLSTM
-from hebbian_softmax.lab.language.names import ONLY
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN
 from hebbian_softmax.lab.language.settings import Settings, TrainSettings
 from hebbian_softmax.lab.language.source import prepared_corpus
 from hebbian_softmax.lab.language.task import WordTask
@@ -429,3 +430,12 @@ def test_without_tensorboard(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match="needs TensorBoard: pip install"), board(run, "yes"):
         pass
     assert not (run.path / BOARD_FOLDER).exists()
+
+
+def test_a_perplexity_that_rises_again_is_said_and_one_that_hardly_does_is_not() -> None:
+    records = [{"step": 10 * k, "plain_valid_perplexity": value} for k, value in enumerate((30.0, 20.0, 20.3))]
+    assert overfitted(PLAIN, records) == overfitted(HEBBIAN, records) == overfitted(PLAIN, []) == ""
+    records.append({"step": 30, "plain_valid_perplexity": 20.5})
+    assert overfitted(PLAIN, records).startswith(
+        "The validation perplexity of plain softmax was lowest after 10 steps, 20.00, and has risen since"
+    )

@@ -59,6 +59,26 @@ def losses(run: Run, file: str) -> tuple[np.ndarray, np.ndarray]:
         return words["nll"].astype("f8"), words["ids"]
 
 
+def test_runs_of_different_texts_are_not_compared_without_a_word(
+    runs: dict[str, Run], run: Run, tmp_path: Path, capsys: Capture
+) -> None:
+    page = ["--output", str(tmp_path / "page.html")]
+    assert call("report", run.path, runs["both"].path, *page) == 0
+    assert "different texts" not in capsys.readouterr().err
+    with edited(run.path / "config.json") as config:
+        config["settings"]["corpus"] = "another"
+    assert call("report", run.path, runs["both"].path, *page) == 0
+    assert "perplexities of different texts cannot be compared: these runs are of" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_finished_says_how_to_go_on(run: Run, capsys: Capture) -> None:
+    (run.path / "result.json").unlink()
+    assert call("report", run.path) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"{run.path}: not finished, after step 12; go on with:"
+    assert second.startswith("  hebbian train corpus --resume ")
+
+
 def test_two_heads_of_one_run(runs: dict[str, Run], capsys: Capture) -> None:
     run = runs["both"]
     assert call("report", run.path) == 0

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from hebbian_softmax.lab.base.training import Interrupted, train
 from hebbian_softmax.lab.data.corpus import Corpus
 from hebbian_softmax.lab.language.evaluation import Score, Scores, as_plain, measure_all, tabulate, word_losses
 from hebbian_softmax.lab.language.learner import WARM_UP, deterministic
-from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS
+from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
 from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
@@ -45,6 +45,7 @@ BOARD_FOLDER = "tensorboard"
 WARM_STEPS = WARM_UP + 1  # on a GPU the last of them captures a CUDA graph
 SAMPLE = 2000  # words from which the time of the final measurement is estimated
 RESERVE = 0.97  # share of --max-seconds that is planned; the rest is for checkpoints
+RISEN = 1.02  # a perplexity that is higher than its lowest by this factor is said to have risen
 
 
 def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
@@ -68,7 +69,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
     last = records[-1] if records else {}
     result = Result(
         title=f"{'A language model' if len(heads) == 1 else 'Plain and Hebbian softmax'} on {corpus.name}",
-        summary=summarize(scores, task, seconds, last),
+        summary=summarize(scores, task, seconds, records),
         metrics={
             "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "vocabulary": len(corpus.words)},
             "steps": steps,
@@ -232,7 +233,7 @@ def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], objec
             writer.close()
 
 
-def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str, Any]) -> str:
+def summarize(scores: Scores, task: WordTask, seconds: float, records: Sequence[Mapping[str, Any]]) -> str:
     """Say what was seen in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
     epochs = f"{task.steps / task.windows.epoch_steps:.2g}"
@@ -257,11 +258,27 @@ def summarize(scores: Scores, task: WordTask, seconds: float, last: Mapping[str,
         for name, learner in task.learners.items()
         if learner.model.memorizes and learner.model.head.start == "auto"
     ]
+    sentences += [sentence for name in scores if (sentence := overfitted(name, records))]
     if not any(scores.values()):
+        last = records[-1] if records else {}
         values = {name: _shown(last.get(f"{name.log_prefix}valid_perplexity")) for name in scores}
         seen = [value if name == ONLY else f"{name.title} {value}" for name, value in values.items()]
         sentences.append(f"Validation perplexity in the last record of the log: {', '.join(seen)}.")
     return " ".join([*sentences, "This is one seed."])
+
+
+def overfitted(name: ModelName, records: Sequence[Mapping[str, Any]]) -> str:
+    """Say so if the validation perplexity was lower before the end; nothing if it rose by less than `RISEN`."""
+    key = f"{name.log_prefix}valid_perplexity"
+    known = [(each[key], each["step"]) for each in records if isinstance(each.get(key), int | float)]
+    if not known or known[-1][0] < RISEN * min(known)[0]:
+        return ""
+    lowest, step = min(known)
+    of = "" if name == ONLY else f" of {name.title}"
+    return (
+        f"The validation perplexity{of} was lowest after {step:,} steps, {lowest:.2f}, and has risen since: "
+        "fewer epochs or more dropout would be better."
+    )
 
 
 def beginnings(task: WordTask) -> dict[str, int]:

@@ -91,6 +91,9 @@ def compare_words(runs: Sequence[Run]) -> Beside:
     tables: list[Table] = []
     notes: list[str] = []
     images: dict[str, tuple[str, bytes]] = {}
+    texts = sorted({str(model.run.settings.get("corpus") or model.run.command.split()[-1]) for model in models})
+    if len(texts) > 1:
+        notes.append(f"perplexities of different texts cannot be compared: these runs are of {', '.join(texts)}")
     if len({model.run.path for model in models}) > 1:
         tables += [table for split in SPLITS for table in tabulate_buckets(models, split)]
     for before, after in pairs_of(models):
