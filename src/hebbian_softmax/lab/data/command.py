@@ -26,7 +26,8 @@ def add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", re
         help=HELP,
         description=HELP[0].upper() + HELP[1:] + ".",
         allow_abbrev=False,
-        epilog="See docs/corpora.md.",
+        epilog="Sources are read from the folder HEBBIAN_DATA, and what is made of them goes to HEBBIAN_CACHE; without "
+        "these variables both are in the user's cache. See docs/corpora.md.",
     )
     verbs = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(verbs, reserved)

@@ -146,6 +146,9 @@ def test_a_prepared_corpus_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     run = only(tmp_path / "runs")
     assert [record["step"] for record in run.records()] == [4, 8, 11]  # as many evaluations as --evaluations asks for
     assert (run.command, run.settings["corpus"]) == ("train corpus", "mine")
+    commands = run.result()["next_steps"]
+    assert commands
+    assert all(command.startswith("hebbian train mine --") for command in commands)
     assert run.path.name.startswith("mine-")
     refused = refusal("train", "yours", *FEW)
     assert "invalid choice: 'yours'" in refused

@@ -315,11 +315,16 @@ def suggest(name: str, settings: Settings) -> list[str]:
         else:
             timed = replace(settings, start=DEFAULT_START, fade=DEFAULT_FADE)
             variations.append((timed, "memorise once features have settled, then fade"))
-    return [
-        f"{' '.join([f'hebbian {verb} {name}', *map(quoted, as_options(varied))])}  # {remark}"
-        for varied, remark in variations
-        if varied != settings
-    ]
+    found = []
+    for varied, remark in variations:
+        options = as_options(varied)
+        if "--corpus" in options:  # a text of one's own, which is named in place of an experiment
+            at = options.index("--corpus")
+            name = options[at + 1]
+            del options[at : at + 2]
+        if varied != settings:
+            found.append(f"{' '.join(['hebbian', verb, *map(quoted, [name, *options])])}  # {remark}")
+    return found
 
 
 class WordsRecipe(Recipe):
