@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     return error.splitlines()[-1]
 
 
+def stopped_at_the_second_call() -> Callable[..., None]:
+    calls: list[Any] = []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def test_numbers_and_words_are_those_of_the_literal_loop(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", run.path, *SMALL, "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -101,6 +113,17 @@ def test_both_models_of_a_comparison_have_tables_and_a_place_on_the_page(
     assert page.count("Which part of each word&#x27;s probability came from where") == 4  # two figures, twice each
     assert page.count("With memories: Hebbian softmax, perplexity on the test text of toy") == 1
     assert "missing" not in page
+
+
+def test_a_stopped_comparison_names_the_model_that_it_did_not_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("compare", folder, *FEW, "--final", "none", "--quiet", "--runs", tmp_path) == 0
+    watch_lstm(monkeypatch, stopped_at_the_second_call())
+    assert call("evaluate", only(tmp_path).path, *SMALL) == 130
+    output = capsys.readouterr().out
+    assert "The reading was stopped before Hebbian softmax, so nothing is known of it." in output
+    assert "stopped before plain softmax" not in output
 
 
 @pytest.mark.parametrize(
@@ -190,43 +213,19 @@ def test_what_was_read_is_kept_when_somebody_stops_it(
     assert [list(row["scores"]) for row in report["memories"]["model"]] == 3 * [["valid"]]
 
 
+@pytest.mark.parametrize("finished", [SMALL, ["--quiet"]], ids=["with memories", "alone"])
 def test_a_reading_that_is_stopped_replaces_no_finished_one(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: list[str], run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("evaluate", run.path, *SMALL) == 0
+    assert call("evaluate", run.path, *finished) == 0
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
-    calls: list[Any] = []
-
-    def stop(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        watch_lstm(patch, stop)
+        watch_lstm(patch, stopped_at_the_second_call())
         assert call("evaluate", run.path, *SMALL) == 130
     assert "has an earlier evaluation that was finished" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == before
     assert call("evaluate", run.path, *SMALL, "--max-words", "30") == 0
     assert (run.path / "evaluation.json").read_bytes() != before["evaluation.json"]
-
-
-def test_a_reading_that_is_stopped_replaces_no_finished_one_without_memories(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call("evaluate", run.path, "--split", "valid", "--quiet") == 0
-    before = (run.path / "evaluation.json").read_bytes()
-    calls: list[Any] = []
-
-    def stop(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        watch_lstm(patch, stop)
-        assert call("evaluate", run.path, *SMALL) == 130
-    assert (run.path / "evaluation.json").read_bytes() == before
 
 
 def test_nothing_is_kept_where_nothing_was_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
