@@ -160,6 +160,8 @@ def test_the_description_of_the_package_has_links_that_work() -> None:
     alone = describe(readme, None)
     assert alone.startswith("It is\nfast, see [paper](https://a/b), [use](#use).\n")
     assert "left out" in alone
+    captioned = describe("![a plot](plot.png)\n\n*What the plot\nshows.*\n\n**Bold** and *slanted*.", None)
+    assert captioned.startswith("**Bold** and *slanted*.\n")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -22,11 +22,11 @@ from benchmarks.rule_study.train import (
     WARMUP,
     Trial,
     as_graph,
+    asked_for,
     began,
     make_head,
     perplexities,
     texts_of,
-    what_else,
 )
 from benchmarks.rule_study.write import Rule
 from hebbian_softmax import linear_cross_entropy
@@ -105,7 +105,7 @@ class Member:
             "activation_norm": float(rule.mean_norm),
             "mean": float(rule.mean.norm()),
             "began": began(self.model.head),
-            **what_else(trial, self.model, rule, texts["valid"], corpus),
+            **asked_for(trial, self.model, rule, texts["valid"], corpus),
         }
 
 

@@ -30,6 +30,7 @@ CHOSEN: Given = DEFAULT | {
     "base": "line", "shorten": 1.0, "rate": "polynomial", "gamma": 3.0, "floor": 0.2, "within": 150.0
 }  # fmt: skip
 """The library's default, which came of that."""
+# Writes that leave a part of the row as it was; a first write that raises the row's own part along the mean.
 LESSENED: Given = CHOSEN | {"shorten": 0.0, "lessen": 1.0, "whole": True}
 PRIOR: Given = CHOSEN | {"shorten": 0.0, "prior": 3.0, "whole": True}
 RISING: Given = {"base": "rise"}

@@ -178,18 +178,18 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "activation_norm": float(rule.mean_norm),
         "mean": float(rule.mean.norm()),
         "began": began(head),
-        **what_else(trial, model, rule, texts["valid"], corpus),
+        **asked_for(trial, model, rule, texts["valid"], corpus),
     }
 
 
-def what_else(trial: Trial, model: LanguageModel, rule: Rule, valid: Tensor, corpus: Corpus) -> dict[str, Any]:
-    """Return what a trial measures only where it says so."""
+def asked_for(trial: Trial, model: LanguageModel, rule: Rule, valid: Tensor, corpus: Corpus) -> dict[str, Any]:
+    """Return the measurements that only some trials ask for."""
     found: dict[str, Any] = {}
     if trial.memories:
         found["memories"] = with_memories(model, corpus)
     if trial.by_seen:
-        head = model.head
-        found["by_seen"] = by_seen(model, valid, rule.counts if trial.variant.library is None else head.counts)
+        counts = rule.counts if trial.variant.library is None else model.head.counts
+        found["by_seen"] = by_seen(model, valid, counts)
     return found
 
 
@@ -203,8 +203,9 @@ def with_memories(model: LanguageModel, corpus: Corpus) -> list[dict[str, Any]]:
 def by_seen(model: LanguageModel, text: Tensor, counts: Tensor) -> list[dict[str, float]]:
     """Return, for groups of classes by how often training has seen them, what the words of a text are given.
 
-    ``share`` is that of the text's words, ``mass`` the probability that the group has on average, ``mass_there`` that
-    before its own words, and ``nats`` the mean of -log p of these.
+    A group begins with the count ``least`` and has so many ``classes``. Its ``share`` is that of the text's words,
+    ``mass`` is its mean probability over the text, ``mass_there`` that where one of its own words comes, and ``nats``
+    is the mean of -log p of these words.
     """
     group = torch.bucketize(counts.long(), torch.tensor(SEEN[1:], device=counts.device), right=True)
     sums = torch.zeros(len(SEEN), 4, dtype=torch.float64)
@@ -213,7 +214,7 @@ def by_seen(model: LanguageModel, text: Tensor, counts: Tensor) -> list[dict[str
         h, y = features.flatten(0, 1)[known], words.flatten()[known].long()
         log_p = torch.log_softmax(h.float() @ model.head.weight.float().T, 1)
         mass = log_p.new_zeros(len(y), len(SEEN)).index_add_(1, group, log_p.exp())
-        own, one = group[y], torch.nn.functional.one_hot(group[y], len(SEEN)).double()
+        own, one = group[y], nn.functional.one_hot(group[y], len(SEEN)).double()
         there, nats = mass.gather(1, own[:, None]), -log_p.gather(1, y[:, None])
         found = one.sum(0), mass.double().sum(0), one.T @ there.double()[:, 0], one.T @ nats.double()[:, 0]
         sums += torch.stack(found, 1).cpu()

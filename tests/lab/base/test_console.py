@@ -55,12 +55,13 @@ def test_lines_are_broken_between_words_where_a_terminal_is_narrow() -> None:
 
 def test_commands_to_copy_stay_on_one_line() -> None:
     code = f"""if True:
-        from hebbian_softmax.lab.base.console import say
+        from hebbian_softmax.lab.base.console import say, show
         from hebbian_softmax.lab.cli import fail
         say({WORDS!r}, whole=True)
+        show({WORDS!r}, whole=True)
         fail("it did not work; go on with:", {WORDS!r})"""
     lines = shown_on_a_terminal(40, code)
-    assert lines == [WORDS, "hebbian: error: it did not work; go on", "with:", f"  {WORDS}"]
+    assert lines == [WORDS, WORDS, "hebbian: error: it did not work; go on", "with:", f"  {WORDS}"]
 
 
 def test_lines_of_files_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:

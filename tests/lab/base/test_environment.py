@@ -29,3 +29,24 @@ def test_the_commit_of_another_checkout_is_not_ours(tmp_path: Path) -> None:
     except FileNotFoundError:
         pytest.skip("no git on this machine")
     assert environment.commit(tmp_path / "environment.py") == "unknown"
+
+
+def test_a_commit_that_is_tagged_is_named_by_its_number(tmp_path: Path) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    file = tmp_path / "environment.py"
+    file.touch()
+    commands = (
+        ["init", "-q"],
+        ["add", "."],
+        [*who, "commit", "-q", "-m", "ours"],
+        [*who, "tag", "-a", "-m", "v", "v1"],
+    )
+    try:
+        for command in commands:
+            subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    except FileNotFoundError:
+        pytest.skip("no git on this machine")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = environment.commit(file)
+    assert len(found) >= 7
+    assert head.stdout.startswith(found)

@@ -14,6 +14,7 @@ from hebbian_softmax.lab.base.settings import (
     integer,
     number,
     setting,
+    whole_or_auto,
 )
 
 
@@ -123,3 +124,9 @@ def test_settings_come_back_from_their_values_and_options(parser: argparse.Argum
         from_values(Settings, {**vars(settings), "steps": True})
     with pytest.raises(ValueError, match="other settings: gamma, limit"):
         from_values(Settings, {"steps": 7, "learning_rate": 0.25, "limit": 3})
+
+
+def test_a_whole_number_or_auto_names_both_where_it_is_neither() -> None:
+    assert (whole_or_auto("auto"), whole_or_auto("0")) == ("auto", 0)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"a whole number from 0 .* not 'foo'; auto is possible, too"):
+        whole_or_auto("foo")

@@ -72,7 +72,9 @@ def test_a_text_with_unknown_words_is_noticed(
     Path(places[split]).write_text("The <unk> sat .\nHe 's ill .\n", encoding="utf-8")
     found = read(places, tokens="auto")
     assert found.settings["tokens"] == "spaces"
-    assert f"the {split} text has <unk>" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"the {split} text has <unk>" in told
+    assert "if it is there by chance, give --tokens nltk" in told
     if split == "train":
         assert texts_of(found)["train"] == "The <unk> sat . <eos> He 's ill . <eos>"
         assert "< unk >" in texts_of(read(places, tokens="nltk", name="asked-for"))["train"]

@@ -163,6 +163,8 @@ def test_sizes_of_a_preset_do_not_differ_in_a_run_that_is_not_finished(tmp_path:
     assert "layers" not in table
     assert render_page(runs[:2]).count("Settings in which the runs differ") == 1
     assert "hidden" not in render_page(runs[:2]).split("</table>")[0]
+    given = create_run(tmp_path, "demo", "compare demo", {"seed": 0, "hidden": 77123, "layers": 98})
+    assert "77123" in render_page([given, *runs[1:2]]).split("</table>")[0]
 
 
 def test_several_runs_start_with_what_differs(tmp_path: Path) -> None:

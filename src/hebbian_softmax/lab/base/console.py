@@ -62,12 +62,12 @@ def say(text: str = "", *, whole: bool = False) -> None:
         print(filled(printable(text), columns), file=sys.stderr, flush=True)
 
 
-def show(text: str, further: str = "") -> None:
+def show(text: str = "", further: str = "", *, whole: bool = False) -> None:
     """Print lines on standard output, those that are too long for a terminal in parts, with `further` before the later.
 
-    Tables are drawn by `report.tables`, which takes care of their cells.
+    With `whole` they are not broken, as in `say`. Tables are drawn by `report.tables`, which takes care of their cells.
     """
-    columns = columns_of(sys.stdout)
+    columns = None if whole else columns_of(sys.stdout)
     print("\n".join(filled(line, columns, further) for line in printable(text, lines=True).split("\n")))
 
 

@@ -53,7 +53,7 @@ def commit(file: Path = Path(__file__)) -> str:
         except OSError:  # there is no git
             return ""
 
-    return (git("describe", "--always", "--dirty") if git("ls-files", file.name) else "") or "unknown"
+    return (git("describe", "--always", "--dirty", "--exclude", "*") if git("ls-files", file.name) else "") or "unknown"
 
 
 def _cpu_name() -> str:

@@ -100,7 +100,10 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
     joined = shared_tables([each.result for each in shown])
     for number, each in enumerate(shown, 1):
         mark = f"({number}) " if joined else ""
-        show(f"{mark}{each.run.path}: {each.result.summary if each.result else unfinished(each.run)}\n")
+        show(f"{mark}{each.run.path}: {each.result.summary if each.result else unfinished(each.run)}")
+        if each.result is None:
+            show(f"  {program()} {each.run.command} --resume {quoted(each.run.path)}", whole=True)
+        show()
         for table in each.result.tables if each.result else ():
             if not any(table.title == other.title for other in joined):
                 draw(table)
@@ -110,10 +113,10 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
 
 
 def unfinished(run: Run) -> str:
-    """Say how far a run has come that is not finished, and how to go on with it."""
+    """Say how far a run has come that is not finished; the command that goes on with it is to follow."""
     steps = [record["step"] for record in run.records() if isinstance(record.get("step"), int)]
     far = f"after step {steps[-1]:,}" if steps else "and nothing is logged yet"
-    return f"not finished, {far}; go on with:\n  {program()} {run.command} --resume {quoted(run.path)}"
+    return f"not finished, {far}; go on with:"
 
 
 def shared_tables(results: Sequence[Result | None]) -> list[Table]:

@@ -109,13 +109,14 @@ def _summaries(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
 def _overview(runs: Sequence[Run], results: Sequence[Result | None]) -> str:
     """Return a table of the settings that differ between the runs.
 
-    What finished runs say was settled later, such as the sizes of a preset, is not known of the others.
+    What a run left to a preset, such as its sizes, is known once it is finished, and nothing is said of it before.
     """
     settled = {name for result in results if result is not None for name in result.settled}
     settings = [_settings(run, result) for run, result in zip(runs, results, strict=True)]
     for each, result in zip(settings, results, strict=True):
         for name in settled if result is None else ():
-            each.pop(name, None)
+            if not each.get(name):
+                each.pop(name, None)
     names = sorted({name for each in settings for name in each})
     everywhere = [name for name in names if name not in settled]
     differing = [name for name in everywhere if len({str(each.get(name)) for each in settings}) > 1]

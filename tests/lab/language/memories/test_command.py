@@ -184,12 +184,12 @@ def test_the_size_of_the_cache_is_chosen_on_the_validation_text(run: Run, capsys
 def test_the_cost_is_said_before_anything_is_read(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("evaluate", run.path, *SMALL[1:], "--max-words", "30") == 0
     before, first, *_ = capsys.readouterr().err.splitlines()
-    assert before == "Measuring how long that will take …"
+    assert before == "Measuring how long the reading will take …"
     page = (run.path / "page.html").read_text()
     assert "perplexity on the first 30 words of the validation text" in page
     assert "settings, and how they were chosen" in page
     assert re.fullmatch(
-        r"Reading 60 words with memories will take up to \d+:\d\d; --max-words N reads fewer, .* was read by then",
+        r"Reading 60 words with memories will take up to about \d+:\d\d; --max-words N reads fewer, .* read by then",
         first,
     )
 

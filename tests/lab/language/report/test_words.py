@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hebbian_softmax.lab.base.console import program, quoted
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.runs import Run, create_run, open_run
 from hebbian_softmax.lab.language.names import ONLY
@@ -76,7 +77,7 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run: Run, capsys: Capture)
     assert call("report", run.path) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == f"{run.path}: not finished, after step 12; go on with:"
-    assert second.startswith("  hebbian train corpus --resume ")
+    assert second == f"  {program()} train corpus --resume {quoted(run.path)}"
 
 
 def test_two_heads_of_one_run(runs: dict[str, Run], capsys: Capture) -> None:

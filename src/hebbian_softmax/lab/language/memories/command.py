@@ -117,7 +117,7 @@ def measure_memories(trained: Trained, arguments: argparse.Namespace, splits: Se
     if arguments.words is not None:
         outcome.check_stretch(arguments.words, len(reading.text(splits[-1])) - 1)
     if not arguments.sweep and not arguments.quiet:
-        say("Measuring how long that will take …")
+        say("Measuring how long the reading will take …")
         say(cost(trained.models, memories_of(arguments), reading))
     measured: dict[ModelName, MemoryRows] = {}
     for name, model in trained.models.items():

@@ -114,7 +114,7 @@ def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading:
     seconds = {name: expected_seconds(model, memories, reading) for name, model in models.items()}
     each = f" ({', '.join(f'{name.title} {format_seconds(long)}' for name, long in seconds.items())})"
     return (
-        f"Reading {words:,} words with memories will take up to {format_seconds(sum(seconds.values()))}"
+        f"Reading {words:,} words with memories will take up to about {format_seconds(sum(seconds.values()))}"
         f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C measures what was read by then"
     )
 
