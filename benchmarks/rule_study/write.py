@@ -70,6 +70,8 @@ class Variant:
     stop: float = 1.0
     fade: bool = False
     """Multiply λ by lr / highest lr."""
+    fading: float = 1.0
+    """The power of lr / highest lr by which λ fades."""
     first: bool = False
     """Let the first write of a class keep λ = 1 while λ fades."""
     average: float = 0.0
@@ -87,6 +89,10 @@ class Variant:
     """Let the row as it is count as so many occurrences before the batch, in a polynomial rate."""
     whole: bool = False
     """Let a first write set the component along m at once, whatever λ is."""
+    rest: float = 1.0
+    """The share of the change that is made across the memory itself: 0 changes a row along its memory alone."""
+    stretch: float = 1.0
+    """Write memories so many times as long."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -312,7 +318,11 @@ class Rule:
         if v.lessen:
             held = n * (2 - rate)
             rate = rate * held / (held + v.lessen * rate).clamp(min=1e-9)
-        away = scale * memories - weight
+        away = scale * v.stretch * memories - weight
+        if v.rest != 1:
+            toward = memories if v.write != "across" else self._across(memories)
+            toward = toward / toward.norm(dim=1, keepdim=True).clamp(min=1e-9)
+            away = torch.lerp((away * toward).sum(1, keepdim=True) * toward, away, v.rest)
         if v.write == "across":
             size = self.mean.norm()
             direction = self.mean / size.clamp(min=1e-9) * (size > SMALL_MEAN * self.mean_norm)
@@ -341,7 +351,7 @@ class Rule:
         if v.surprise:
             sure = torch.zeros_like(n).index_add_(0, targets, (-nll).exp()) / per_class
             rate = rate * (1 - sure).clamp(min=0) ** v.surprise
-        strength = self.lr / self.peak if v.fade else torch.ones_like(self.lr)
+        strength = (self.lr / self.peak) ** v.fading if v.fade else torch.ones_like(self.lr)
         if v.first:
             strength = torch.where(self.since == 0, 1.0, strength)
         mixed = (rate * strength * on * seen)[:, None]
