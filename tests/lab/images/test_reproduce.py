@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from hebbian_softmax.lab.images.reproduce import (
     hebbian_settings,
     plain_settings,
     report,
+    tried_settings,
 )
 from hebbian_softmax.lab.images.tables import tabulate_milestones, tabulate_writes
 from tests import ROOT
@@ -100,6 +102,16 @@ def test_equally_many_settings_are_tried() -> None:
         plain, hebbian = plain_settings(count), hebbian_settings(Settings().rule, count)
         assert len(set(plain)) == len(set(hebbian)) == count
     assert [plain_settings()[end].learning_rate for end in (0, -1)] == [1e-4, 4e-2]
+
+
+def test_the_rule_can_be_left_as_it_is_while_both_heads_try_the_same_learning_rates() -> None:
+    settings = Settings(tune_rule=False, tuning_trials=5, gamma=0.3)
+    tried = tried_settings(settings)
+    plain, hebbian = ([each.learning_rate for each in tried[name]] for name in ("plain", "hebbian"))
+    assert plain == hebbian
+    assert len(set(plain)) == 5
+    rate = settings.rule.learning_rate
+    assert {replace(each, learning_rate=rate) for each in tried["hebbian"]} == {settings.rule}
 
 
 def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun() -> None:

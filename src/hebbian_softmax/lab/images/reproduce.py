@@ -2,7 +2,8 @@
 
 Its parts consist of trials that are stored one by one as they finish:
 
-tuning       learning rate, T and γ by steps to the target, on separate seeds, with equally many settings for each head
+tuning       learning rate, T and γ by steps to the target, on separate seeds, with equally many settings for each head;
+             with --no-tune-rule only the learning rate, over the same values for both
 main         both heads with the tuned settings: the paper's two figures on steps per level and on classes
 paper-rate   both heads at the paper's learning rate, 8e-3
 active-only  both heads with a softmax over the active classes only
@@ -84,6 +85,7 @@ class Settings:
     target: int = setting(200, "number of classes: the steps to reach it are tuned and compared", integer(31))
     tuning_seeds: int = setting(3, "number of seeds for tuning, other than those reported", integer(1, 1000))
     tuning_trials: int = setting(TRIALS, "number of settings tried for each head", integer(1, TRIALS))
+    tune_rule: bool = setting(True, "let the part tuning choose γ and T, too, not only the learning rate", later=True)
     beyond_steps: int = setting(3000, "training steps in the part beyond, at most --steps", multiple(CHECK_EVERY))
     slow_seeds: int = setting(
         3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
@@ -92,8 +94,8 @@ class Settings:
     rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
     fade: bool = fade_setting()
-    gamma: float = gamma_setting("γ of the rule where the part tuning is left out", before=0.1)
-    limit: int | str = limit_setting("T of the rule where the part tuning is left out", before=50)
+    gamma: float = gamma_setting("γ of the rule where it is not tuned", before=0.1)
+    limit: int | str = limit_setting("T of the rule where it is not tuned", before=50)
     parts: str = setting("all", f"all, or some of {','.join(PARTS)}", some_parts)
     together: int = setting(30, "trials that run at a time on a GPU; on a CPU it is one per core", integer(1, 1000))
     budget: float = setting(0.0, "seconds after which to stop, to be resumed later; 0 for no limit", number(0))
@@ -205,10 +207,7 @@ def run_groups(do: Do, part: str, trials: Mapping[str, Sequence[Trial]]) -> dict
 
 def tune(settings: Settings, do: Do) -> tuple[dict[str, Method], Table]:
     """Return the best settings of each head by steps to the target, and the table of everything tried."""
-    methods = {
-        "plain": plain_settings(settings.tuning_trials),
-        "hebbian": hebbian_settings(settings.rule, settings.tuning_trials),
-    }
+    methods = tried_settings(settings)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + settings.tuning_seeds)
     trials = {
         (name, method): [
@@ -249,6 +248,14 @@ def compare(groups: Mapping[str, Sequence[History]], settings: Settings) -> tupl
         f"{spread_of(known['plain'])} (mean ± 2σ over {len(known['plain'])} seeds), a ratio of "
         f"{numbers['ratio']:.2f}; the ranges {'do not overlap' if numbers['apart'] else 'overlap'}."
     )
+
+
+def tried_settings(settings: Settings) -> dict[str, list[Method]]:
+    """Return the settings of each head that the part tuning tries, as many for one head as for the other."""
+    plain = plain_settings(settings.tuning_trials)
+    if settings.tune_rule:
+        return {"plain": plain, "hebbian": hebbian_settings(settings.rule, settings.tuning_trials)}
+    return {"plain": plain, "hebbian": [replace(settings.rule, learning_rate=each.learning_rate) for each in plain]}
 
 
 def plain_settings(count: int = TRIALS) -> list[Method]:
