@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.closeness import assert_as_close
 from tests.loss.cases import (
@@ -172,6 +176,44 @@ def test_on_a_cpu_that_multiplies_in_half_precision(dtype, workspace, reduction,
     multiply_on_every_cpu(monkeypatch)
     case = make(37, 16, 211, dtype=dtype, bias=True, weighted=True, ignored=0.3)
     assert_no_worse_than_eager(case, "chunked", workspace, label_smoothing=0.1, reduction=reduction)
+
+
+class ReadsBeyondRows(TorchDispatchMode):
+    """Looks at what follows each row of a left operand, up to a multiple of 32 elements, as oneDNN does with AMX."""
+
+    looked, found_numbers = 0, True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.look(args[-2])
+        return function(*args, **(kwargs or {}))
+
+    def look(self, left: Tensor) -> None:
+        rows, columns = left.shape
+        beyond = min(left.stride(0), -(-columns // 32) * 32) - columns
+        if left.stride(1) == 1 and left.element_size() == 2 and beyond > 0:
+            tail = left.as_strided((rows, beyond), left.stride(), left.storage_offset() + columns)
+            self.looked += 1
+            self.found_numbers &= bool(tail.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("workspace", [None, 100_000, 9_000])
+@pytest.mark.parametrize("size", [(37, 16, 211), (130, 8, 4099)], ids=str)
+def test_beyond_a_row_of_logits_are_numbers(size, dtype, workspace, monkeypatch) -> None:
+    """On CPUs with AMX a product reads what stands there, and although it counts 0 times, a NaN would stay one."""
+    multiply_on_every_cpu(monkeypatch)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    case = make(*size, dtype=dtype)
+    torch.use_deterministic_algorithms(True)  # Now torch.empty is full of NaN.
+    try:
+        with ReadsBeyondRows() as reads:
+            gradients = with_gradients(ours(case, impl="chunked", workspace=workspace), case)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert reads.looked
+    assert reads.found_numbers
+    assert all(each.isfinite().all() for each in gradients)
 
 
 def multiply_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

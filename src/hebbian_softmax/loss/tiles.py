@@ -100,6 +100,9 @@ class Tiles:
         self.dtype = fast_dtype(problem.input.dtype, problem.input.device)
         self.wide = wide(self.dtype)
         self.converts = self.dtype != problem.weight.dtype
+        self.read_beyond = problem.input.device.type == "cpu" and self.dtype != self.wide
+        """Whether a product may read a row of logits beyond its end. In half precision oneDNN does so on CPUs with AMX,
+        up to a multiple of 32 elements, and multiplies what stands there by 0, which makes NaN of NaN (torch 2.13)."""
         self._logits = problem.input.new_empty(plan.rows, padded(plan.classes), dtype=self.dtype)
         self._group: Tensor | None = None
         self._slope: Tensor | None = None
@@ -107,7 +110,10 @@ class Tiles:
     def logits(self, rows: slice, classes: slice) -> Tensor:
         """Return u = h Wᵀ + bias of a tile, in the shared buffer; :meth:`finish` makes z of it."""
         h = self.problem.input[rows].to(self.dtype)
-        z = self._logits[: h.shape[0], : classes.stop - classes.start]
+        width = classes.stop - classes.start
+        z = self._logits[: h.shape[0], :width]
+        if self.read_beyond:
+            self._logits[: h.shape[0], width : padded(width)] = 0
         for part, here in self._blocks(classes, self.converts):
             matrix = self.problem.weight[part].to(self.dtype).t()
             if self.problem.bias is None:
