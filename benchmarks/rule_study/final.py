@@ -4,10 +4,10 @@
 
 For each task both heads first train over a grid of learning rate and dropout, with seed 100. While the best point of a
 head lies at an edge, the grid grows there for both. Then each head trains with its best point and the task's final
-seeds, some of them also for other numbers of epochs. With ``--memories`` some models are trained once more and measured
-with a cache and with MbPA. Only final seeds are reported on the test text. Results are appended to the file as they
-come, and what is in it is not run again, so that the program goes on where it was stopped. The last lines are the
-tables.
+seeds, some of them also for other numbers of epochs. With ``--memories`` some of these models are also measured with a
+cache and with MbPA; those that an earlier run has only trained are trained once more. Only final seeds are reported on
+the test text. Results are appended to the file as they come, and what is in it is not run again, so that the program
+goes on where it was stopped. The last lines are the tables.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def with_memories(task: Task, points: dict[str, tuple[float, ...]]) -> list[Give
 
 
 class Runs:
-    """Results by trial, kept in a file."""
+    """Results by trial, kept in a file. A run that was also measured with memories stands for one that was not."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -107,7 +107,7 @@ class Runs:
         self.known = {_key(each["given"]): each for each in map(json.loads, lines) if "error" not in each}
 
     def of(self, trial: Given) -> Result | None:
-        return self.known.get(_key(trial))
+        return self.known.get(_key(trial)) or self.known.get(_key(trial | {"memories": True}))
 
     def add(self, trial: Given, result: Result) -> None:
         line = {"given": trial} | result
@@ -157,10 +157,10 @@ def wanted(task: Task, runs: Runs, memories: bool = False) -> Iterator[list[Give
     for axes in tuned(task, runs):
         yield [given(task, head, point, TUNING_SEED) for head in HEADS for point in product(*axes.values())]
     points = best_points(task, runs)
-    for epochs in task.lengths():
-        yield finals_of(task, points, epochs)
     if memories:
         yield with_memories(task, points)
+    for epochs in task.lengths():
+        yield finals_of(task, points, epochs)
 
 
 def _beyond(name: str, values: list[float], best: float) -> float | None:
@@ -228,7 +228,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def _key(trial: Given) -> str:
-    return json.dumps(trial, sort_keys=True)
+    return json.dumps({key: value for key, value in trial.items() if key != "name"}, sort_keys=True)
 
 
 def main() -> None:
