@@ -208,6 +208,15 @@ def starts_of_library(common: Given, seeds: range) -> list[Given]:
     return [named(common, library=head, seed=seed) for seed in seeds for head in heads]
 
 
+def gammas(common: Given, seeds: range) -> list[Given]:
+    """Return the library's head with other γ than its own, after two epochs and after those of the task."""
+    heads: list[Given] = [{}, *({"gamma": gamma} for gamma in (0.05, 0.1, 0.3))]
+    lengths = sorted({2.0, common["epochs"]})
+    return [
+        named(common, library=head, epochs=epochs, seed=seed) for epochs in lengths for seed in seeds for head in heads
+    ]
+
+
 def lengths(common: Given, seeds: range, epochs: tuple[float, ...]) -> list[Given]:
     """Return both heads after different numbers of epochs."""
     heads: list[Given] = [{}, {"library": {}}]
@@ -315,6 +324,17 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     ),
     "reuters-begins": lambda: starts_of_library(REUTERS, range(105, 107)),
     "novels-begins": lambda: starts_of_library(NOVELS | {"output_dropout": 0.05}, range(103, 105)),
+    "images-begins": lambda: images(
+        {"longtail": range(100, 103), "glyphs": range(101, 103)},
+        *({"library": head} for head in ({}, *({"start": start} for start in (0, 50, 100, 200, 400)))),
+    ),
+    "wikitext-gammas": lambda: gammas(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(112, 114)),
+    "reuters-gammas": lambda: gammas(REUTERS, range(112, 114)),
+    "novels-gammas": lambda: gammas(NOVELS | {"output_dropout": 0.05}, range(108, 110)),
+    "images-gammas": lambda: images(
+        {"longtail": range(100, 103), "glyphs": range(101, 103)},
+        *({"library": {"gamma": gamma}} for gamma in (0.02, 0.05, 0.1, 0.3)),
+    ),
     "novels-epochs": lambda: lengths(NOVELS | {"output_dropout": 0.1}, range(103, 105), (1.0, 2.0, 3.0, 5.0, 8.0)),
     "wikitext-limits": lambda: limits(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 103), (0.25, 0.5)
