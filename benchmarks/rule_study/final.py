@@ -3,7 +3,8 @@
     python -m benchmarks.rule_study.final wikitext reuters --data FOLDER --json runs.jsonl --budget 500
 
 For each task both heads first train over a grid of learning rate and dropout, with seed 100. While the best point of a
-head lies at an edge, the grid grows there for both. Then each head trains with its best point and the task's final
+head lies at an edge, the grid grows there for both. With ``--finalists`` the best few points of each head are trained
+with two seeds more, and the best mean decides. Then each head trains with its best point and the task's final
 seeds, some of them also for other numbers of epochs. With ``--memories`` some of these models are also measured with a
 cache and with MbPA; those that an earlier run has only trained are trained once more. Only final seeds are reported on
 the test text. Results are appended to the file as they come, and what is in it is not run again, so that the program
@@ -17,7 +18,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,10 @@ from benchmarks.rule_study.train import Trial, train
 
 Given = dict[str, Any]
 Result = dict[str, Any]
+Point = tuple[float, ...]
+"""A value of each axis of the grid."""
 
-TUNING_SEED = 100
+TUNING_SEED, FURTHER_SEEDS = 100, (101, 102)
 HEADS: dict[str, Given] = {"plain": {}, "rule": {"library": {}}}
 
 
@@ -48,6 +51,8 @@ class Task(NamedTuple):
     """The grid has at most so many points, for each head."""
     other_epochs: tuple[float, ...] = ()
     """Numbers of epochs for which the final seeds are also trained, with the same settings."""
+    finalists: int = 1
+    """How many of the best points of each head are tried with further seeds, if more than one."""
 
     def lengths(self) -> tuple[float, ...]:
         """Return all numbers of epochs of final runs."""
@@ -79,6 +84,14 @@ TASKS = {
 }
 
 
+def asked(task: Task, count: int, first_seed: int) -> Task:
+    """Return a task with so many finalists, and with final seeds from another one on."""
+    seeds = range(first_seed, first_seed + len(task.seeds))
+    if count < 1 or first_seed < 0 or {TUNING_SEED, *FURTHER_SEEDS} & {*seeds}:
+        raise SystemExit("--finalists must be 1 or more, and final seeds must not be tuning seeds")
+    return task._replace(finalists=count, seeds=seeds)
+
+
 def given(task: Task, head: str, point: Sequence[float], seed: int, **more: Any) -> Given:
     """Return a trial as it stands in the file of results."""
     settings = dict(zip(task.axes, point, strict=True)) | more
@@ -86,13 +99,13 @@ def given(task: Task, head: str, point: Sequence[float], seed: int, **more: Any)
     return task.common | settings | HEADS[head] | {"name": name, "seed": seed}
 
 
-def finals_of(task: Task, points: dict[str, tuple[float, ...]], epochs: float) -> list[Given]:
+def finals_of(task: Task, points: dict[str, Point], epochs: float) -> list[Given]:
     """Return the final trials of one length: of each seed those of all heads."""
     own = {} if epochs == task.lengths()[0] else {"epochs": epochs}
     return [given(task, head, points[head], seed, **own) for seed in task.seeds for head in HEADS]
 
 
-def with_memories(task: Task, points: dict[str, tuple[float, ...]]) -> list[Given]:
+def with_memories(task: Task, points: dict[str, Point]) -> list[Given]:
     """Return the trials that are measured with a cache and with MbPA."""
     seeds = task.seeds[: task.with_memories]
     return [given(task, head, points[head], seed, memories=True) for seed in seeds for head in HEADS]
@@ -116,15 +129,17 @@ class Runs:
             file.write(json.dumps(line) + "\n")
 
 
-def best_point(task: Task, head: str, axes: dict[str, list[float]], runs: Runs) -> tuple[float, ...]:
-    """Return the point of the grid with the lowest perplexity on the validation text."""
+def best_of(
+    task: Task, head: str, points: Iterable[Point], seeds: Sequence[int], runs: Runs, count: int
+) -> list[Point]:
+    """Return the points with the lowest mean perplexity on the validation text over these seeds, the best one first."""
 
-    def of(point: tuple[float, ...]) -> float:
-        found = runs.of(given(task, head, point, TUNING_SEED))
-        value = math.inf if found is None else found["valid"]["all"]
+    def of(point: Point) -> float:
+        found = [runs.of(given(task, head, point, seed)) for seed in seeds]
+        value = math.fsum(math.inf if each is None else each["valid"]["all"] for each in found)
         return value if math.isfinite(value) else math.inf
 
-    return min(product(*axes.values()), key=of)
+    return sorted(points, key=of)[:count]
 
 
 def tuned(task: Task, runs: Runs) -> Iterator[dict[str, list[float]]]:
@@ -134,7 +149,7 @@ def tuned(task: Task, runs: Runs) -> Iterator[dict[str, list[float]]]:
         yield axes
         grown = False
         for head in HEADS:
-            best = best_point(task, head, axes, runs)
+            (best,) = best_of(task, head, product(*axes.values()), (TUNING_SEED,), runs, 1)
             for (name, values), value in zip(axes.items(), best, strict=True):
                 further = _beyond(name, values, value)
                 points = math.prod(map(len, axes.values())) // len(values) * (len(values) + 1)
@@ -146,16 +161,29 @@ def tuned(task: Task, runs: Runs) -> Iterator[dict[str, list[float]]]:
             return
 
 
-def best_points(task: Task, runs: Runs) -> dict[str, tuple[float, ...]]:
-    """Return the best point of each head on the grid as far as it has been run."""
+def finalists(task: Task, runs: Runs) -> dict[str, list[Point]]:
+    """Return the best points of each head on the grid as far as it has been run."""
     *_, axes = tuned(task, runs)
-    return {head: best_point(task, head, axes, runs) for head in HEADS}
+    points = list(product(*axes.values()))
+    return {head: best_of(task, head, points, (TUNING_SEED,), runs, task.finalists) for head in HEADS}
+
+
+def best_points(task: Task, runs: Runs) -> dict[str, Point]:
+    """Return the best point of each head: where there are several finalists, by the mean over all tuning seeds."""
+    found = finalists(task, runs)
+    if task.finalists == 1:
+        return {head: points[0] for head, points in found.items()}
+    seeds = (TUNING_SEED, *FURTHER_SEEDS)
+    return {head: best_of(task, head, points, seeds, runs, 1)[0] for head, points in found.items()}
 
 
 def wanted(task: Task, runs: Runs, memories: bool = False) -> Iterator[list[Given]]:
     """Yield trials that are to be run next, round after round: the grid, what it grows by, and the final seeds."""
     for axes in tuned(task, runs):
         yield [given(task, head, point, TUNING_SEED) for head in HEADS for point in product(*axes.values())]
+    if task.finalists > 1:
+        found = finalists(task, runs)
+        yield [given(task, head, point, seed) for head in HEADS for point in found[head] for seed in FURTHER_SEEDS]
     points = best_points(task, runs)
     if memories:
         yield with_memories(task, points)
@@ -238,13 +266,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("runs.jsonl"), help="file that results are appended to")
     parser.add_argument("--budget", type=float, default=3e7, help="seconds after which nothing is trained any more")
     parser.add_argument("--fleet", type=int, default=8, help="language models that share the launches of a step")
+    parser.add_argument("--finalists", type=int, default=1, help="points of each head tried with further seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of the final seeds")
     parser.add_argument("--memories", action="store_true", help="measure some models with a cache and with MbPA, too")
     options = parser.parse_args()
     begun, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
     runs = Runs(options.json)
+    tasks = {name: asked(TASKS[name], options.finalists, options.first_seed) for name in options.tasks}
     try:
-        for name in options.tasks:
-            for trials in wanted(TASKS[name], runs, options.memories):
+        for name, task in tasks.items():
+            for trials in wanted(task, runs, options.memories):
                 for some in fleets([each for each in trials if runs.of(each) is None], options.fleet):
                     run(some, runs, device, options.data, begun + options.budget)
                     for each in some:
@@ -252,8 +283,8 @@ def main() -> None:
                         print(f"{time.time() - begun:5.0f} s  {name}: {each['name']}: {result['valid']['all']:.2f}")
     except TimeoutError as error:
         print(f"stopped: {error}")
-    for name in options.tasks:
-        for text in tables(TASKS[name], runs):
+    for name, task in tasks.items():
+        for text in tables(task, runs):
             print(f"\n{name}, {text}")
 
 

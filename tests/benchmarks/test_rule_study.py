@@ -227,6 +227,25 @@ def test_final_runs_grow_the_grid_for_both_heads_and_go_on(
     assert {name.split(", ")[2] for name in first + made} == {f"output_dropout {p:g}" for p in (0.3, 0.4, 0.5, 0.6)}
 
 
+def test_the_best_points_are_tried_with_further_seeds(tmp_path: Path) -> None:
+    task = final.asked(final.Task({"corpus": "toy"}, {"output_dropout": (0.1, 0.2, 0.3)}, range(2)), 2, 10)
+    perplexities = {(0.1, 100): 9.0, (0.2, 100): 7.0, (0.3, 100): 8.0}  # 0.2 was lucky with the first seed
+    perplexities |= {(0.2, 101): 9.0, (0.2, 102): 9.0, (0.3, 101): 8.0, (0.3, 102): 8.0}
+    runs, made = final.Runs(tmp_path / "runs.jsonl"), []
+    for trials in final.wanted(task, runs):
+        for trial in trials:
+            if runs.of(trial) is None:
+                made.append((trial["output_dropout"], trial["seed"]))
+                value = perplexities.get(made[-1], 8.5)
+                runs.add(trial, {"valid": {"all": value}})
+    assert final.best_points(task, runs) == {"plain": (0.3,), "rule": (0.3,)}
+    further = [(point, seed) for point in (0.2, 0.3) for seed in (101, 102)]
+    assert sorted(made[6:-4]) == sorted(2 * further)
+    assert sorted(made[-4:]) == [(0.3, 10), (0.3, 10), (0.3, 11), (0.3, 11)]
+    with pytest.raises(SystemExit, match="must not be tuning seeds"):
+        final.asked(task, 2, 99)
+
+
 def test_a_grid_grows_to_its_most_points_and_no_further(tmp_path: Path) -> None:
     axes = {"learning_rate": (0.0025, 0.005), "output_dropout": (0.3, 0.4)}
     task = final.Task({"corpus": "toy"}, axes, range(1), most_points=7)
