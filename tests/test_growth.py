@@ -329,3 +329,32 @@ def test_memory_with_spare_rows_goes_with_the_tensors_that_use_it() -> None:
     del head, optimizer
     gc.collect()
     assert all(reference() is None for reference in memory)
+
+
+def test_a_state_of_fewer_classes_is_refused_when_it_is_loaded_or_attached() -> None:
+    head = HebbianSoftmax(4, 10)
+    optimizer = torch.optim.Adam(head.parameters())
+    head.attach(optimizer)
+    head.loss(torch.randn(3, 4), torch.tensor([1, 2, 3])).backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    head.add_classes(2)
+    with pytest.raises(ValueError, match=r"'exp_avg' has 10 classes and the head has 12; load such a state before"):
+        optimizer.load_state_dict(before)
+
+    other = HebbianSoftmax(4, 10)
+    optimizer = torch.optim.Adam(other.parameters())
+    other.loss(torch.randn(3, 4), torch.tensor([1, 2, 3]), remember=False).backward()
+    optimizer.step()
+    other.add_classes(2)  # nobody knows of this optimizer
+    with pytest.raises(ValueError, match="has 10 classes and the head has 12"):
+        other.attach(optimizer)
+
+
+def test_a_state_with_factors_of_the_matrix_is_accepted() -> None:
+    head = HebbianSoftmax(4, 10)
+    optimizer = torch.optim.Adafactor(head.parameters())
+    head.attach(optimizer)
+    head.loss(torch.randn(3, 4), torch.tensor([1, 2, 3])).backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())

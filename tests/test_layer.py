@@ -203,7 +203,9 @@ def test_bad_sizes() -> None:
 
 BAD_BATCHES = [
     (torch.randn(3, 5), torch.tensor([0, 1, 2]), ValueError, r"h must have shape \(\.\.\., 4\), got \(3, 5\)"),
+    (torch.randn(3, 6), torch.tensor([0, 1, 2]), ValueError, "got .3, 6.; give the head's input, not its logits"),
     (torch.tensor(1.0), torch.tensor(0), ValueError, "h must have shape"),
+    (torch.randn(3, 4), torch.eye(6).long()[:3], ValueError, r"got \(3, 6\); probabilities must be floating point"),
     (torch.randn(3, 4), torch.tensor([0, 1]), ValueError, r"targets must have shape \(3,\)"),
     (torch.randn(3, 4), torch.tensor([0.0, 1, 2]), TypeError, "integer dtype, got torch.float32"),
     (torch.randn(3, 4), torch.tensor([True, False, True]), TypeError, "integer dtype, got torch.bool"),

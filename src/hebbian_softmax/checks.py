@@ -104,12 +104,16 @@ def check_batch(h: Tensor, targets: Tensor, *, features: int, classes: int | Non
         or_else = "" if classes is None else f"; probabilities must have shape (..., {classes})"
         raise TypeError(f"targets must be class indices of an integer dtype, got {targets.dtype}{or_else}")
     if h.dim() == 0 or h.shape[-1] != features:
-        raise ValueError(f"h must have shape (..., {features}), got {tuple(h.shape)}")
+        logits = classes is not None and h.dim() > 0 and h.shape[-1] == classes
+        hint = "; give the head's input, not its logits" if logits else ""
+        raise ValueError(f"h must have shape (..., {features}), got {tuple(h.shape)}{hint}")
     if soft and targets.shape != (*h.shape[:-1], classes):
         shape = (*h.shape[:-1], classes)
         raise ValueError(f"targets of probabilities must have shape {shape} to go with h, got {tuple(targets.shape)}")
     if not soft and targets.shape != h.shape[:-1]:
-        raise ValueError(f"targets must have shape {tuple(h.shape[:-1])} to go with h, got {tuple(targets.shape)}")
+        hint = "; probabilities must be floating point" if targets.shape == (*h.shape[:-1], classes) else ""
+        shape = tuple(h.shape[:-1])
+        raise ValueError(f"targets must have shape {shape} to go with h, got {tuple(targets.shape)}{hint}")
     if targets.device != h.device:
         raise ValueError(f"targets must be on the device of h, {h.device}, got {targets.device}")
     flat = h.reshape(-1, features)

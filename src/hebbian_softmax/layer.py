@@ -467,7 +467,7 @@ class HebbianSoftmax(nn.Linear):
         attached = self._attachment is not None and self._attachment.active
         if warn and not attached and not self._warned_unattached:
             self._warned_unattached = True
-            warn_unattached()
+            warn_unattached(self._attachment)
         return attached
 
     def _own_weight(self) -> Tensor:

@@ -297,6 +297,14 @@ def test_attaching_again_and_again_leaves_one_hook() -> None:
     assert head.attachment is None
 
 
+def test_a_head_whose_optimizer_is_gone_says_so() -> None:
+    head = early_head(4, 6, **OK)
+    head.attach(torch.optim.SGD(head.parameters(), lr=0.1))
+    gc.collect()
+    with pytest.warns(UserWarning, match="the attached optimizer no longer exists, so nothing is memorised; keep the"):
+        head.loss(torch.randn(1, 4), torch.tensor([1])).backward()
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_backward_after_remove_changes_nothing(frozen: bool) -> None:
     head, optimizer = attached_head()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -133,7 +134,8 @@ def test_nothing_is_remembered_in_eval_mode_and_under_no_grad() -> None:
     lab.model.eval()
     with lab.head.targets(y):
         F.cross_entropy(lab.model(x), y).backward()
-    lab.step_writes()
+    with pytest.warns(UserWarning, match=r"the head is in eval mode: call model\.train\(\)"):
+        lab.step_writes()
     lab.model.train()
     lab.optimizer.zero_grad()
     with torch.no_grad(), lab.head.targets(y):
@@ -334,7 +336,24 @@ def test_what_is_remembered_and_never_reached_does_not_hide_the_warning(other: s
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("case", ["remember=False", "ignored", "memorizing=False", "eval", "no gradient"])
+@pytest.mark.parametrize("loss", ["loss", "logits"])
+def test_a_step_in_eval_mode_warns_once(loss: str) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    lab.model.eval()
+    for again in (False, True):
+        (lab.head.loss(h, y) if loss == "loss" else F.cross_entropy(lab.head(h), y)).backward()
+        with contextlib.nullcontext() if again else pytest.warns(UserWarning, match="in eval mode") as caught:
+            lab.optimizer.step()
+        assert again or caught[0].filename == __file__
+        lab.optimizer.zero_grad()
+        h, y = lab.batch(1, 2)
+    assert int(lab.head.counts.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    "case", ["remember=False", "ignored", "memorizing=False", "memorizing=False, eval", "no gradient"]
+)
 def test_who_asked_for_nothing_is_not_warned(case: str) -> None:
     lab = Lab()
     h, y = lab.batch(1, 2)
@@ -345,8 +364,8 @@ def test_who_asked_for_nothing_is_not_warned(case: str) -> None:
     elif case == "no gradient":
         lab.model[0](torch.randn(2, 3, dtype=torch.float64)).sum().backward()
     else:
-        lab.model.train(case != "eval")
-        lab.head.memorizing = case == "eval"
+        lab.model.train("eval" not in case)
+        lab.head.memorizing = False
         F.cross_entropy(lab.head(h), y).backward()
     lab.optimizer.step()
     assert int(lab.head.counts.sum()) == 0

@@ -49,6 +49,7 @@ class Attachment:
     ) -> None:
         weight = weight_to_write(head)
         optimizer = _check_optimizer(_unwrapped(optimizer), weight)
+        _check_rows_of_state(optimizer, weight)
         check_group(head, weight, process_group)
         self.weight, self.process_group = weight, process_group
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
@@ -67,6 +68,7 @@ class Attachment:
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
         self.watch = torch.compiler.disable(self.pending.watch)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
+        self._hooks.append(optimizer.register_load_state_dict_post_hook(self._after_load))
         self._held: Held | None = None
         if head.new_classes.gradients_from:
             self._hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)))
@@ -160,21 +162,29 @@ class Attachment:
         return timing_of_step(_group_of(optimizer, self.weight) if head.fade else None)
 
     def _warn_of_nothing(self, head: HebbianSoftmax, taken: list[Activations | ClassSums]) -> None:
-        """Warn once if a training head makes a step with a gradient and nobody has said what to remember."""
+        """Warn once of a step with a gradient and nothing remembered: in eval mode, or if nobody said what to do."""
         if self.weight.grad is None:
             return
-        silent = self.pending.gradient_came and not self.pending.answered and not taken
+        came, answered = self.pending.gradient_came, self.pending.answered
         self.pending.gradient_came = self.pending.answered = False
-        if not silent or self._warned_of_nothing or not (head.training and head.memorizing):
+        silent = came and not taken and not (head.training and answered)
+        if not silent or self._warned_of_nothing or not head.memorizing:
             return
         self._warned_of_nothing = True
         warnings.warn(
-            "head.weight was stepped with a gradient, but nothing was remembered, so nothing is memorised; write "
-            "`with head.targets(y):` around the call of the model, or compute the loss with head.loss(h, y); "
-            "head.memorizing = False says that nothing is to be memorised",
+            "head.weight was stepped with a gradient, but nothing was remembered, so nothing is memorised; "
+            + (
+                "write `with head.targets(y):` around the call of the model, or compute the loss with head.loss(h, y)"
+                if head.training
+                else "the head is in eval mode: call model.train() before training"
+            )
+            + "; head.memorizing = False says that nothing is to be memorised",
             UserWarning,
             stacklevel=_torch.user_stack_level(),
         )
+
+    def _after_load(self, optimizer: torch.optim.Optimizer) -> None:
+        _check_rows_of_state(optimizer, self.weight)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         head = self._head()
@@ -248,10 +258,11 @@ class RemovedAttachment:
         """Do nothing, as a second ``remove()`` does."""
 
 
-def warn_unattached() -> None:
-    """Warn that a head which is asked to remember is not attached."""
+def warn_unattached(attachment: Attachment | None) -> None:
+    """Warn that a head which is asked to remember is not attached, or that its optimizer is gone."""
+    state = "head is not attached to an optimizer" if attachment is None else "the attached optimizer no longer exists"
     warnings.warn(
-        "head is not attached to an optimizer, so nothing is memorised; call head.attach(optimizer), or pass "
+        f"{state}, so nothing is memorised; keep the optimizer and call head.attach(optimizer), or pass "
         "remember=False to head.loss if this is meant",
         UserWarning,
         stacklevel=_torch.user_stack_level(),
@@ -297,7 +308,10 @@ def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
             "torch.optim.Optimizer; give the optimizer that steps the parameters"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError("optimizer LBFGS evaluates its closure several times a step, so a batch has no single write")
+        raise TypeError(
+            "optimizer LBFGS evaluates its closure several times a step, so a batch has no single write; any optimizer "
+            "of torch.optim that computes the loss once a step can be attached"
+        )
     if not any(parameter is weight for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError(
             "optimizer does not hold head.weight; make the optimizer from the parameters that are trained now "
@@ -311,6 +325,17 @@ def _check_optimizer(optimizer: Any, weight: Tensor) -> torch.optim.Optimizer:
 def _group_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:
     """Return the parameter group that holds ``weight``."""
     return next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
+
+
+def _check_rows_of_state(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+    """Refuse a state of another number of classes, with which the next step would fail."""
+    for name, value in optimizer.state.get(weight, {}).items():
+        per_row = isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == weight.shape[1]
+        if per_row and value.shape[0] not in (1, weight.shape[0]):
+            raise ValueError(
+                f"the optimizer's state {name!r} has {value.shape[0]} classes and the head has {weight.shape[0]}; load "
+                "such a state before add_classes, and let add_classes(n, optimizer) grow it"
+            )
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

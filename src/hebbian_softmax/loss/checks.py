@@ -76,7 +76,8 @@ def check_operands(input: Any, linear_weight: Any, linear_bias: Any, target: Any
     classes, features = linear_weight.shape
     if input.dim() not in (1, 2) or input.shape[-1] != features:
         allowed = f"({features},) or (N, {features})"
-        raise ValueError(f"input must have shape {allowed} to go with linear_weight, got {tuple(input.shape)}")
+        found = f"{tuple(linear_weight.shape)} (classes, features)"
+        raise ValueError(f"input must have shape {allowed} to go with linear_weight {found}, got {tuple(input.shape)}")
     if linear_bias is not None and linear_bias.shape != (classes,):
         raise ValueError(f"linear_bias must have shape ({classes},), got {tuple(linear_bias.shape)}")
     if target is not None:
@@ -114,7 +115,10 @@ def is_usual(input: Any, linear_weight: Any, target: Any) -> bool:
 def check_same_dtype(weight: Tensor, h: Tensor) -> None:
     """Check that activations have the dtype of the head's weight, or that autocast brings both to one dtype."""
     if h.dtype != weight.dtype and not autocasts(h):
-        raise TypeError(f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}")
+        raise TypeError(
+            f"h must have the dtype of the head's weight, {weight.dtype}, got {h.dtype}; call head.loss under "
+            "torch.autocast, or convert h"
+        )
 
 
 def agreement(rows: Any, like: Any) -> AbstractContextManager[list[Any]]:
