@@ -173,7 +173,8 @@ main(["--version"])
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout == f"1 1\nhebbian-softmax {__version__}\n"
     assert done.stderr.splitlines() == [
-        "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]'",
+        "hebbian: error: this command needs numpy: pip install 'hebbian-softmax[lab]', "
+        "or in a checkout of the project pip install '.[lab]'",
         f"hebbian: error: {tmp_path} is not a run folder: it has no config.json",
     ]
     assert not (tmp_path / "runs").exists()

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hebbian_softmax import __version__
-from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, say
+from hebbian_softmax.lab.base.console import drop_output, open_missing_streams, program, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
 from hebbian_softmax.lab.base.extras import PACKAGES, missing
 
@@ -124,11 +125,30 @@ def refuse_experiment(verb: str, text: str, names: list[str]) -> NoReturn:
 
     own = sorted({path.name for path in prepared()} - set(names))
     yours = f"your own corpora: {', '.join(own)}; " if own else ""
+    near = difflib.get_close_matches(text, [*names, *own], 1)
+    meant = f"; is {near[0]} meant?" if near else ""
     say(
         f"hebbian {verb}: error: argument EXPERIMENT: invalid choice: {text!r} (choose from {', '.join(names)}; {yours}"
-        "or give the folder of a prepared corpus, see hebbian data --help)"
+        f"or give the folder of a prepared corpus, see hebbian data --help){meant}"
     )
     sys.exit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: what is wrong, perhaps what was meant, and what lists the options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [word for action in self._actions for word in action.option_strings]
+            near = [difflib.get_close_matches(word.partition("=")[0], options, 1) for word in unknown]
+            meant = " ".join(dict.fromkeys(name for names in near for name in names))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; is {meant} meant?" if meant else ""))
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{self.prog}: error: {message} (see {program()}{self.prog.removeprefix('hebbian')} --help)")
+        sys.exit(2)
 
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -136,7 +156,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     What the chosen command does is the parser's default `execute`.
     """
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="hebbian",
         description="Experiments with softmax layers that memorise.",
         epilog="Start with: hebbian compare glyphs",

@@ -76,7 +76,7 @@ def test_a_process_killed_in_its_first_write_leaves_nothing_for_long(
     (left,) = names(tmp_path)
     assert left.startswith(".")
     with pytest.raises(LabError, match="no unfinished run"):
-        last_unfinished(tmp_path, "c")
+        last_unfinished(tmp_path, "c", {})
     run = create_run(tmp_path, "a", "c", {})
     assert names(tmp_path) == {run.path.name}
     assert capsys.readouterr().err == ""
@@ -219,11 +219,11 @@ def test_a_checkpoint_that_would_run_code_is_refused(run: Run, tmp_path: Path) -
 def test_the_result_marks_the_run_as_finished(run: Run) -> None:
     runs = run.path.parent
     assert run.result() is None
-    assert last_unfinished(runs, "compare longtail") == run
+    assert last_unfinished(runs, "compare longtail", {}) == run
     run.save_result({"accuracy": 0.5})
     assert run.result() == {"accuracy": 0.5}
     with pytest.raises(LabError, match="no unfinished run"):
-        last_unfinished(runs, "compare longtail")
+        last_unfinished(runs, "compare longtail", {})
 
 
 def test_a_last_line_is_dropped_only_if_it_is_a_beginning(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_the_newest_unfinished_run_of_the_command_is_found(tmp_path: Path, dates
     for run, date in zip(made, dates, strict=True):
         (run.path / "config.json").write_text(to_json({**run.config, "started": date}))
     create_run(tmp_path, "other", "compare b", {})
-    assert last_unfinished(tmp_path, "compare a").path == made[1].path
+    assert last_unfinished(tmp_path, "compare a", {}).path == made[1].path
     with pytest.raises(LabError, match="no unfinished run"):
-        last_unfinished(tmp_path / "missing", "compare a")
+        last_unfinished(tmp_path / "missing", "compare a", {})
 
 
 def test_what_cannot_be_resumed_does_not_hide_what_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +263,7 @@ def test_what_cannot_be_resumed_does_not_hide_what_can(tmp_path: Path, capsys: p
         (tmp_path / f"zz{number}").mkdir()
         (tmp_path / f"zz{number}" / "config.json").write_text(content)
     with held.held():
-        assert last_unfinished(tmp_path, "compare a").path == good.path
+        assert last_unfinished(tmp_path, "compare a", {}).path == good.path
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 5
     assert all(note.startswith("note: skipped: ") for note in notes)

@@ -30,4 +30,7 @@ def require(*modules: str) -> None:
 def missing(module: str) -> LabError:
     """Return the error that says what to install."""
     extra = OTHER_EXTRAS.get(module, "lab")
-    return LabError(f"this command needs {PACKAGES[module]}: pip install 'hebbian-softmax[{extra}]'")
+    return LabError(
+        f"this command needs {PACKAGES[module]}: pip install 'hebbian-softmax[{extra}]', or in a checkout of the "
+        f"project pip install '.[{extra}]'"
+    )

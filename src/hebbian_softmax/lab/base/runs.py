@@ -23,7 +23,7 @@ from typing import Any
 
 from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.checkpoints import is_whole, read_checkpoint, write_checkpoint
-from hebbian_softmax.lab.base.console import say
+from hebbian_softmax.lab.base.console import quoted, say
 from hebbian_softmax.lab.base.errors import LabError, reason
 from hebbian_softmax.lab.base.files import (
     TEMPORARY,
@@ -54,6 +54,11 @@ class Run:
     def command(self) -> str:
         """The words after `hebbian`."""
         return str(self.config["command"])
+
+    @property
+    def typed(self) -> str:
+        """The words after `hebbian` as one types them."""
+        return typed_command(self.command, self.settings)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -198,6 +203,17 @@ def _is_begun(line: bytes) -> bool:
     return False  # the last byte is not the end of the line that it was
 
 
+def typed_command(command: str, settings: Mapping[str, Any]) -> str:
+    """Return a command as one types it: a corpus of the user's own stands in place of the word `corpus`.
+
+    >>> typed_command("train corpus", {"corpus": "my-text"}), typed_command("compare glyphs", {})
+    ('train my-text', 'compare glyphs')
+    """
+    verb, _, name = command.partition(" ")
+    corpus = settings.get("corpus")
+    return f"{verb} {quoted(corpus)}" if name == "corpus" and isinstance(corpus, str) and corpus else command
+
+
 def config_now(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `config.json` for a run that starts here and now."""
     commit = environment.commit()  # known in a checkout of this project; an installed package has its version
@@ -267,19 +283,24 @@ def open_run(path: Path) -> Run:
     return Run(path, config)
 
 
-def last_unfinished(folder: Path, command: str) -> Run:
-    """Return the newest unfinished run of `command` in `folder`. Damaged runs and runs in use are noted and skipped."""
+def last_unfinished(folder: Path, command: str, alike: Mapping[str, Any]) -> Run:
+    """Return the newest unfinished run of `command` in `folder` that has the settings of `alike`.
+
+    Damaged runs and runs in use are noted and skipped.
+    """
     unfinished = []
     for path in sorted(folder.glob("[!.]*/config.json")) if folder.is_dir() else ():
         try:
             run = open_run(path.parent)
-            if run.command == command and not run.finished:
+            same = all(run.settings.get(name) == value for name, value in alike.items())
+            if run.command == command and same and not run.finished:
                 with run.held():
                     unfinished.append(run)
         except (LabError, OSError) as error:
             say(f"note: skipped: {error}")
     if not unfinished:
         raise LabError(
-            f"{folder} has no unfinished run of 'hebbian {command}' to go on with: start one without --resume"
+            f"{folder} has no unfinished run of 'hebbian {typed_command(command, alike)}' to go on with: "
+            "start one without --resume"
         )
     return max(unfinished, key=lambda run: (datetime.fromisoformat(run.config["started"]).astimezone(), run.path.name))

@@ -126,7 +126,7 @@ def as_options(settings: Any) -> list[str]:
     for field in dataclasses.fields(settings):
         if (value := getattr(settings, field.name)) != field.default:
             words += (
-                [option_name(field.name, value)] if isinstance(value, bool) else [option_name(field.name), str(value)]
+                [option_name(field.name, value)] if isinstance(value, bool) else [option_name(field.name), typed(value)]
             )
     return words
 
@@ -138,6 +138,15 @@ def option_name(field: str, value: bool = True) -> str:
     ('--layer-norm', '--no-tied')
     """
     return ("--" if value else "--no-") + field.replace("_", "-")
+
+
+def typed(value: Any) -> str:
+    """Return a value as one types it.
+
+    >>> typed(3.0), typed(0.004), typed("auto")
+    ('3', '0.004', 'auto')
+    """
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
 def _as_text(value: Any) -> str:
@@ -212,6 +221,14 @@ def choice(*names: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    value = number(0)(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+    return value
 
 
 def number(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:

@@ -14,7 +14,7 @@ from hebbian_softmax.lab.base.console import quoted
 from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.progress import ContendersProgress
-from hebbian_softmax.lab.base.rule import LITERAL_RULE, newly_begun, say_when_it_began, writing_began
+from hebbian_softmax.lab.base.rule import LITERAL_RULE, newly_begun, say_if_short, say_when_it_began, writing_began
 from hebbian_softmax.lab.base.runs import Run
 from hebbian_softmax.lab.base.settings import as_options
 from hebbian_softmax.lab.base.training import train
@@ -207,6 +207,7 @@ class Comparing(Recipe):
             raise LabError(
                 f"{self.name} has {len(data.images)} classes, not {settings.classes}: give --classes a smaller number"
             )
+        say_if_short(settings.start, settings.steps, quiet)
         with Threads(device, len(NAMES)) as threads:
             comparison = Comparison(data, settings, threads)
             seconds = train(

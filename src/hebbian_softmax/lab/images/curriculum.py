@@ -11,7 +11,7 @@ from hebbian_softmax.lab.base.rule import (
     start_setting,
     write_setting,
 )
-from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, positive, setting
 
 START = 30  # classes at first
 ADDED = 5  # classes that each further level adds
@@ -26,7 +26,7 @@ class CurriculumSettings:
 
     steps: int = setting(2000, f"training steps, a multiple of {CHECK_EVERY}", multiple(CHECK_EVERY))
     classes: int = setting(0, "number of classes that take part, 0 for all", integer(0, 100_000))
-    learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", number(0))
+    learning_rate: float = setting(0.008, "learning rate of RMSProp, for both networks", positive)
     gamma: float = gamma_setting()
     limit: int | str = limit_setting()
     write: str = write_setting()

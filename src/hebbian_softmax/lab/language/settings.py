@@ -12,7 +12,7 @@ from hebbian_softmax.lab.base.rule import (
     start_setting,
     write_setting,
 )
-from hebbian_softmax.lab.base.settings import choice, integer, number, setting
+from hebbian_softmax.lab.base.settings import choice, integer, number, positive, setting
 from hebbian_softmax.lab.language.model import LAYER_NORMS, MODELS, PRESETS, NetworkOptions, Sizes
 
 OBJECTIVES = ("l2", "ip", "svm", "smax")
@@ -36,14 +36,6 @@ def share(text: str) -> float:
     value = number(0, 1)(text)
     if value == 1:
         raise argparse.ArgumentTypeError("must be below 1")
-    return value
-
-
-def positive(text: str) -> float:
-    """Parse a number above 0."""
-    value = number(0)(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
     return value
 
 

@@ -18,13 +18,14 @@ from hebbian_softmax.lab.base.rule import (
     limit_setting,
     newly_begun,
     rate_setting,
+    say_if_short,
     say_when_it_began,
     start_setting,
     write_setting,
     writing_began,
 )
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.base.settings import as_options, integer, number, setting
+from hebbian_softmax.lab.base.settings import as_options, integer, positive, setting
 from hebbian_softmax.lab.base.training import train
 from hebbian_softmax.lab.longtail.learner import BATCH, Learner, Method, ShuffledBatches
 from hebbian_softmax.lab.longtail.tasks import longtail
@@ -45,7 +46,7 @@ class Settings:
 
     steps: int = setting(1500, "training steps", integer(1))
     classes: int = setting(1000, "number of classes", integer(20, 100_000))
-    learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", number(0))
+    learning_rate: float = setting(0.002, "learning rate of Adam, for both networks", positive)
     gamma: float = gamma_setting()
     limit: int | str = limit_setting()
     write: str = write_setting()
@@ -118,6 +119,7 @@ class Comparing(Recipe):
     def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
         """Train both contenders, then compare them."""
         comparison = Comparison(settings)
+        say_if_short(settings.start, settings.steps, quiet)
         seconds = train(
             comparison,
             run,

@@ -102,7 +102,7 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
         mark = f"({number}) " if joined else ""
         show(f"{mark}{each.run.path}: {each.result.summary if each.result else unfinished(each.run)}")
         if each.result is None:
-            show(f"  {program()} {each.run.command} --resume {quoted(each.run.path)}", whole=True)
+            show(f"  {program()} {each.run.typed} --resume {quoted(each.run.path)}", whole=True)
         show()
         for table in each.result.tables if each.result else ():
             if not any(table.title == other.title for other in joined):
@@ -115,8 +115,8 @@ def report(arguments: argparse.Namespace, find_recipe: FindRecipe, compare_runs:
 def unfinished(run: Run) -> str:
     """Say how far a run has come that is not finished; the command that goes on with it is to follow."""
     steps = [record["step"] for record in run.records() if isinstance(record.get("step"), int)]
-    far = f"after step {steps[-1]:,}" if steps else "and nothing is logged yet"
-    return f"not finished, {far}; go on with:"
+    far = f"its log ends at step {steps[-1]:,}" if steps else "nothing is logged yet"
+    return f"not finished: {far}, and its last checkpoint may be later; go on with:"
 
 
 def shared_tables(results: Sequence[Result | None]) -> list[Table]:
@@ -147,3 +147,5 @@ def write_files(shown: Sequence[Shown], beside: Beside, output: Path | None) -> 
         say(f"note: no new page: {error}")
         return
     say(f"Page: {page}")
+    for name in beside.images if not alone else ():
+        say(f"Figure: {page.with_name(f'{page.stem}-{name}')}")

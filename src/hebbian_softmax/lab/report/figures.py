@@ -21,6 +21,7 @@ STYLES = (
     ("#000000", "-.", "X"),
 )
 LONGEST = 48  # characters of a label
+BROAD = 24  # characters of a label from which on a legend of three lines and more would cover curves
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def line_figure(panels: Sequence[Panel], *, x_label: str = "", y_label: str = ""
         if panel.log_y:
             axes.set_yscale("log")
             axes.set_ylim(panel.log_y)
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            low, high = panel.log_y
+            marks = (1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+            axes.yaxis.set_major_locator(LogLocator(subs=marks))
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
@@ -94,7 +97,9 @@ def line_figure(panels: Sequence[Panel], *, x_label: str = "", y_label: str = ""
 def add_legend(axes: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Add a legend whose labels are shown as they are: names of run folders may have dollar signs or begin with _."""
     # Labels that begin with _ are left out, so the texts are set once the legend is there.
-    legend = axes.legend(handles, [str(number) for number in range(len(labels))], fontsize=10)
+    below = len(labels) > 2 and max(map(len, labels)) > BROAD
+    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.18), "borderaxespad": 0} if below else {}
+    legend = axes.legend(handles, [str(number) for number in range(len(labels))], fontsize=10, **place)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(shorten(printable(label), LONGEST))

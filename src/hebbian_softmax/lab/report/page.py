@@ -76,7 +76,7 @@ def render_page(runs: Sequence[Run], tables: Sequence[Table] = (), images: Seque
     `tables` and `images` (pairs of a caption and a PNG) are about all runs together and come first.
     """
     results = [load_result(run) for run in runs]
-    titles = [result.title if result else f"hebbian {run.command}" for run, result in zip(runs, results, strict=True)]
+    titles = [result.title if result else f"hebbian {run.typed}" for run, result in zip(runs, results, strict=True)]
     title = titles[0] if len(runs) == 1 else f"{len(runs)} runs"
     sections = [_section(run, result) for run, result in zip(runs, results, strict=True)]
     overview = [_overview(runs, results)] if len(runs) > 1 else []
@@ -138,7 +138,7 @@ def _section(run: Run, result: Result | None) -> str:
     if result is None:
         records = run.records()
         reached = f"step {records[-1]['step']:,}" if records else "the start"
-        parts.append(f"<p>Not finished: the log ends at {reached}.</p>")
+        parts.append(f"<p>Not finished: the log ends at {reached}, and the last checkpoint may be later.</p>")
         if records:
             rows = [[name, value] for name, value in records[-1].items()]
             parts.append(_table(Table("Last record of the log", ["name", "value"], rows)))
@@ -156,18 +156,10 @@ def _section(run: Run, result: Result | None) -> str:
         _facts("Versions", run.config["versions"]),
         _facts("Hardware", run.config["hardware"]),
         "</details>",
-        f'<p class="quiet">Command <code>hebbian {_text(_command(run))}</code> with the settings above, '
+        f'<p class="quiet">Command <code>hebbian {_text(run.typed)}</code> with the settings above, '
         f"started {_text(run.config['started'])}.</p></section>",
     ]
     return "\n".join(parts)
-
-
-def _command(run: Run) -> str:
-    """Return the command of a run, in which a corpus of the user's own has its name."""
-    corpus = run.settings.get("corpus")
-    if isinstance(corpus, str) and run.command.endswith(" corpus"):
-        return f"{run.command.removesuffix('corpus')}{Path(corpus).name}"
-    return run.command
 
 
 def _table(table: Table) -> str:

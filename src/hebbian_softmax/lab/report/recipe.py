@@ -13,7 +13,7 @@ from hebbian_softmax.lab.base import environment
 from hebbian_softmax.lab.base.console import columns_of, filled, printable, program, quoted, say
 from hebbian_softmax.lab.base.errors import LabError, Terminated
 from hebbian_softmax.lab.base.json_files import to_json
-from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run
+from hebbian_softmax.lab.base.runs import Run, create_run, last_unfinished, open_run, typed_command
 from hebbian_softmax.lab.base.settings import add_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted
 from hebbian_softmax.lab.report.figures import require_extras
@@ -61,6 +61,10 @@ class Recipe(ABC):
         """Return the first part of the names of the recipe's run folders; the date follows it."""
         return self.name
 
+    def identity(self) -> tuple[str, ...]:
+        """Return the settings that say, as the command itself does, which experiment a run is of."""
+        return ()
+
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the recipe's own settings, then the options that every recipe has."""
         add_options(parser.add_argument_group("settings"), self.settings)
@@ -92,7 +96,7 @@ class Recipe(ABC):
         except (Interrupted, KeyboardInterrupt, Terminated) as stop:
             saved = f"at step {stop.step}, all saved" if isinstance(stop, Interrupted) else "at once"
             say(f"hebbian: stopped {saved}; go on with:")
-            say(f"  {program()} {self.command} --resume {quoted(run.path)}", whole=True)
+            say(f"  {program()} {run.typed} --resume {quoted(run.path)}", whole=True)
             return 128 + getattr(stop, "signum", signal.SIGINT)
         if arguments.json:
             print(to_json({"run": str(run.path), "settings": run.settings, **asdict(result)}, indent=2))
@@ -110,12 +114,14 @@ class Recipe(ABC):
         if arguments.resume is None:
             settings = self.settings(**given)
             return create_run(arguments.runs, self.folder_name(settings), self.command, asdict(settings)), settings
+        alike = {name: given[name] for name in self.identity() if name in given}
         if arguments.resume == LATEST:
-            run = last_unfinished(arguments.runs, self.command)
+            run = last_unfinished(arguments.runs, self.command, alike)
         else:
             run = open_run(Path(arguments.resume))
-        if run.command != self.command:
-            raise LabError(f"{run.path} is a run of 'hebbian {run.command}', not of 'hebbian {self.command}'")
+        if run.command != self.command or any(run.settings.get(name) != value for name, value in alike.items()):
+            asked = typed_command(self.command, alike)
+            raise LabError(f"{run.path} is a run of 'hebbian {run.typed}', not of 'hebbian {asked}'")
         try:
             settings = from_values(self.settings, run.settings)  # older versions wrote some of them in another form
         except ValueError as error:

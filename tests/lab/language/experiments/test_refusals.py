@@ -17,6 +17,8 @@ from tests.lab.language.toy import prepared
     [
         ("train no-such-corpus", "invalid choice"),
         ("train corpus", "which corpus?"),
+        ("train wikitext2", "; is wikitext-2 meant?"),
+        ("train zipf --epoch 2", "unrecognized arguments: --epoch 2; is --epochs meant? (see "),
         ("train zipf --model perhaps", "must be one of lstm, transformer"),
         ("train zipf --model transformer --embedding 24", "give --embedding a multiple of 16, or other --heads"),
         ("compare zipf --heads 4", "this --model has no use for --heads 4: omit it, or change --model"),

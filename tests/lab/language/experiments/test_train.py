@@ -136,6 +136,42 @@ def test_suggestions_change_what_is_trained() -> None:
     assert not any("--rate" in each or "--start" in each for each in suggest("stdlib", TrainSettings(head="plain")))
 
 
+def test_a_training_too_short_for_the_rule_says_so_before_and_after(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = [word for word in FEW if word != "--start"]
+    waits.remove("0")
+    assert call("compare", folder, *waits, "--final", "valid", "--runs", tmp_path) == 0
+    said, shown = capsys.readouterr().err, only(tmp_path).result()
+    assert "note: 12 steps are planned, and the rule waits until features have settled" in said
+    assert "has not written anything" in shown["summary"]
+    assert "--steps 750" in shown["next_steps"][0]
+    assert "# long enough for the rule to write" in shown["next_steps"][0]
+    assert not any("--start 0" in each for each in shown["next_steps"])
+
+
+def test_a_stopped_run_of_an_own_corpus_is_gone_on_with_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: Refusal
+) -> None:
+    monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other"):
+        prepared(tmp_path / "corpora" / name)
+        assert call("train", name, *FEW, "--final", "none", "--quiet") == 0
+        (only_run,) = (tmp_path / "runs").glob(f"{name}-*")
+        (only_run / "result.json").unlink()
+        capsys.readouterr()
+        assert call("report", only_run) == 0
+        assert f"hebbian train {name} --resume" in capsys.readouterr().out
+    mine, other = sorted((tmp_path / "runs").glob("[!.]*"))
+    error = refusal("train", "mine", "--resume", other)
+    assert f"{other} is a run of 'hebbian train other', not of 'hebbian train mine'" in error
+    assert call("train", "mine", "--quiet", "--resume") == 0  # not the newer one
+    assert (mine / "result.json").exists()
+    assert not (other / "result.json").exists()
+    assert "no unfinished run of 'hebbian train mine'" in refusal("train", "mine", "--resume")
+
+
 def test_a_prepared_corpus_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal) -> None:
     monkeypatch.setenv("HEBBIAN_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)

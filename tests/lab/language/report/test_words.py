@@ -76,7 +76,9 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run: Run, capsys: Capture)
     (run.path / "result.json").unlink()
     assert call("report", run.path) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"{run.path}: not finished, after step 12; go on with:"
+    assert (
+        first == f"{run.path}: not finished: its log ends at step 12, and its last checkpoint may be later; go on with:"
+    )
     assert second == f"  {program()} train corpus --resume {quoted(run.path)}"
 
 

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import math
 import os
 import re
 import time
@@ -25,7 +26,15 @@ from hebbian_softmax.lab.base.devices import choose_device
 from hebbian_softmax.lab.base.errors import LabError
 from hebbian_softmax.lab.base.json_files import read_json, write_json
 from hebbian_softmax.lab.base.ranks import Ranks, current_ranks, joined
-from hebbian_softmax.lab.base.rule import DEFAULT_FADE, DEFAULT_START, LITERAL_RULE, say_when_it_began, writing_began
+from hebbian_softmax.lab.base.rule import (
+    DEFAULT_FADE,
+    DEFAULT_START,
+    LITERAL_RULE,
+    SHORT,
+    say_if_short,
+    say_when_it_began,
+    writing_began,
+)
 from hebbian_softmax.lab.base.runs import Run, open_run
 from hebbian_softmax.lab.base.settings import as_options, from_values, given_options
 from hebbian_softmax.lab.base.training import Interrupted, train
@@ -62,6 +71,8 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         steps = settle_steps(run, corpus, settings, make_task, began)
         task = make_task(steps)
         keep_steps(run, steps)  # only now, when everything is known to fit together
+        if any(heads.values()):
+            say_if_short(settings.start, steps, quiet or not current_ranks().first)
         seconds = train_task(task, run, label=corpus.name, quiet=quiet, logged=logged)
         models = {model: learner.model for model, learner in task.learners.items()}
         scores = measure_all(models, corpus, FINAL[settings.final], run, quiet=quiet or not current_ranks().first)
@@ -82,7 +93,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
-        next_steps=suggest(name, settings),
+        next_steps=suggest(name, settings, longer=SHORT / steps if wrote_nothing(task) else 0),
         settled={**asdict(settings.sizes), **settled_lengths(settings, task)},
     )
     labels = {"this run" if head == ONLY else head.title: head for head in heads}
@@ -208,7 +219,7 @@ def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], objec
     """Yield a function that writes a record of the log for TensorBoard, or None if nothing is to be written."""
     installed = importlib.util.find_spec("tensorboard") is not None
     if wanted == "yes" and not installed:
-        raise LabError("--tensorboard yes needs TensorBoard: pip install 'hebbian-softmax[tensorboard]'")
+        raise LabError("--tensorboard yes needs TensorBoard: pip install tensorboard")
     if wanted == "no" or not installed:
         yield None
         return
@@ -236,8 +247,9 @@ def board(run: Run, wanted: str) -> Iterator[Callable[[Mapping[str, Any]], objec
 def summarize(scores: Scores, task: WordTask, seconds: float, records: Sequence[Mapping[str, Any]]) -> str:
     """Say what was seen in plain sentences, whichever side it favours."""
     words = f"{task.steps:,} steps of {task.step_words:,} words"
-    epochs = f"{task.steps / task.windows.epoch_steps:.2g}"
-    words += f", {epochs} {'epoch' if epochs == '1' else 'epochs'} of the text"
+    epochs = task.steps / task.windows.epoch_steps
+    many = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
+    words += f", {many} {'epoch' if many == '1' else 'epochs'} of the text"
     if ONLY in scores:
         kind = "Hebbian" if task.learners[ONLY].model.memorizes else "plain"
         sentences = [f"A {kind} softmax, trained for {words}, in {seconds:.0f} s."]
@@ -287,6 +299,12 @@ def beginnings(task: WordTask) -> dict[str, int]:
     return {key: step for key, step in found.items() if step is not None}
 
 
+def wrote_nothing(task: WordTask) -> bool:
+    """Return whether a head has waited for features to settle until its training ended."""
+    waits = [learner.model.head.start == "auto" for learner in task.learners.values() if learner.model.memorizes]
+    return any(waits) and not beginnings(task)
+
+
 def _shown(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, int | float) else "unknown"
 
@@ -299,11 +317,21 @@ def _rarest(plain: Score, hebbian: Score) -> str:
     raise ValueError("no words")
 
 
-def suggest(name: str, settings: Settings) -> list[str]:
-    """Return commands that are worth trying next; each varies one thing of this run."""
+def suggest(name: str, settings: Settings, longer: float = 0) -> list[str]:
+    """Return commands that are worth trying next; each varies one thing of this run.
+
+    `longer` is how many times as long a training must be at least in which the rule would have written something.
+    """
     verb = "train" if isinstance(settings, TrainSettings) else "compare"
-    variations = [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
-    if isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
+    variations: list[tuple[Settings, str]] = []
+    if longer:
+        length = next(name for name in ("max_seconds", "steps", "epochs") if getattr(settings, name))
+        more = math.ceil(3 * longer * getattr(settings, length))
+        variations.append((replace(settings, **{length: more}), "long enough for the rule to write"))
+    variations += [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
+    if longer:
+        pass  # writing while features still move does harm, and would say nothing of the rule
+    elif isinstance(settings, TrainSettings) and settings.head == "plain":  # the rule's options have no effect
         variations.append((replace(settings, head="hebbian"), "the same with a Hebbian softmax"))
     else:
         literal = replace(settings, rule_scale="1", **LITERAL_RULE)
@@ -337,8 +365,13 @@ class WordsRecipe(Recipe):
     def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
         return train_and_measure(self.name, run, settings, quiet)
 
+    def identity(self) -> tuple[str, ...]:
+        return ("corpus",) if self.name == FOLDER else ()
+
     def folder_name(self, settings: Any) -> str:
         """Return the corpus's name; that of a folder is the folder's own name, even if it is a link to another one."""
+        if self.name == FOLDER and not settings.corpus:
+            raise LabError(f"which corpus? Give the folder of a prepared corpus: hebbian {self.verb} FOLDER")
         return Path(os.path.abspath(settings.corpus)).name or self.name if self.name == FOLDER else self.name
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:

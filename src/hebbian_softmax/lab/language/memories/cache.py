@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from hebbian_softmax import NeuralCache
-from hebbian_softmax.lab.base.settings import integer, number, setting, several
+from hebbian_softmax.lab.base.settings import integer, number, positive, setting, several
 from hebbian_softmax.lab.language.memories.memory import Layer, Memories, Memory, Reader
-from hebbian_softmax.lab.language.settings import positive
 
 
 @dataclass(frozen=True)

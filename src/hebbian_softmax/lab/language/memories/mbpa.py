@@ -20,7 +20,7 @@ from torch import Tensor
 from hebbian_softmax import MbPA
 from hebbian_softmax.lab.base.errors import LabError, OutOfTimeError
 from hebbian_softmax.lab.base.progress import Progress
-from hebbian_softmax.lab.base.settings import integer, number, setting, several
+from hebbian_softmax.lab.base.settings import integer, number, positive, setting, several
 from hebbian_softmax.lab.language.memories.memory import (
     Layer,
     Memories,
@@ -36,7 +36,6 @@ from hebbian_softmax.lab.language.memories.memory import (
     usable,
 )
 from hebbian_softmax.lab.language.model import LanguageModel
-from hebbian_softmax.lab.language.settings import positive
 
 CPU_AT_ONCE, AT_ONCE = 32, 1024
 """Queries of two steps between two looks at the clock, on a CPU and on other devices. They share much of their work."""

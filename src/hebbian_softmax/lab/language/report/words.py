@@ -186,10 +186,11 @@ def tabulate_changes(changes: Changes, corpus: Corpus | None, title: str) -> lis
     order = sorted(changes.total, key=lambda word: (changes.total[word], word))
     gained = [row(word) for word in order if changes.total[word] < 0][:SHOWN]
     lost = [row(word) for word in reversed(order) if changes.total[word] > 0][:SHOWN]
-    return [
+    tables = [
         Table(f"Words that gained most {title} (nats; less is better)", columns, gained),
         Table(f"Words that lost most {title}", columns, lost),
     ]
+    return [table for table in tables if table.rows]
 
 
 def corpus_of(run: Run, fingerprint: str) -> Corpus | None:
