@@ -76,10 +76,9 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run: Run, capsys: Capture)
     (run.path / "result.json").unlink()
     assert call("report", run.path) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert (
-        first == f"{run.path}: not finished: its log ends at step 12, and its last checkpoint may be later; go on with:"
-    )
-    assert second == f"  {program()} train corpus --resume {quoted(run.path)}"
+    state = "not finished: its log ends at step 12, and its last checkpoint may be later"
+    assert first == f"{run.path}: {state}; go on with:"
+    assert second == f"  {program()} train {quoted(run.settings['corpus'])} --resume {quoted(run.path)}"
 
 
 def test_two_heads_of_one_run(runs: dict[str, Run], capsys: Capture) -> None:
