@@ -14,6 +14,7 @@ process prints the loss and the test accuracy, and whether all processes have th
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from typing import Any
@@ -137,12 +138,18 @@ def positive(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategy", choices=["ddp", "fsdp2"], default="ddp")
-    parser.add_argument("--classes", type=positive, default=2000, help="the number of invented classes")
-    parser.add_argument("--steps", type=positive, default=500, help="training steps")
-    parser.add_argument("--batch", type=positive, default=256, help="examples in a step, over all processes")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp2"], default="ddp", help="(default: %(default)s)")
+    parser.add_argument(
+        "--classes", type=positive, default=2000, help="the number of invented classes (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=positive, default=500, help="training steps (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=positive, default=256, help="examples in a step, over all processes (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps with few classes, to see that it runs")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: GPUs if enough")
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: GPUs if enough (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.classes, options.steps = 50, 10
@@ -164,6 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(options, device)
     finally:
+        gc.collect()  # what FSDP2 leaves behind must not outlive its group: the process would end with SIGABRT
         dist.destroy_process_group()
 
 

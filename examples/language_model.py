@@ -191,9 +191,15 @@ def positive(text: str) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, nargs="?", help="a text in UTF-8, of which four fifths are for training")
-    parser.add_argument("--words", type=positive, default=200_000, help="words for training, at most")
-    parser.add_argument("--features", type=positive, default=128, help="of the LSTM and of the output layer")
-    parser.add_argument("--epochs", type=positive, default=4, help="passes over the training text")
+    parser.add_argument(
+        "--words", type=positive, default=200_000, help="words for training, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--features", type=positive, default=128, help="of the LSTM and of the output layer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=positive, default=4, help="passes over the training text (default: %(default)s)"
+    )
     parser.add_argument("--plain", action="store_true", help="a plain softmax, without the rule")
     parser.add_argument("--quick", action="store_true", help="little text and one pass, to see that it runs")
     options = parser.parse_args(arguments)
@@ -233,6 +239,8 @@ def main(arguments: list[str] | None = None) -> None:
         cells = [f"{(-found[which].mean()).exp():18.1f}" if which.any() else f"{'–':>18}" for which in groups.values()]
         print(f"{name:30}" + "".join(cells))
     print(f"{'words of the test text':30}" + "".join(f"{int(which.sum()):18,}" for which in groups.values()))
+    if options.quick:
+        print("This was a quick run to see that it works: after a few steps on little text the numbers mean nothing.")
 
 
 if __name__ == "__main__":

@@ -157,10 +157,22 @@ def positive(text: str) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["zipf", "digits"], default="zipf", help="invented classes, or ten digits")
-    parser.add_argument("--classes", type=int, default=1000, help="the number of invented classes, at least 50")
+    parser.add_argument(
+        "--task",
+        choices=["zipf", "digits"],
+        default="zipf",
+        help="invented classes, or ten digits (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--classes", type=int, default=1000, help="the number of invented classes, at least 50 (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=positive, help="training steps; 1,500 for invented classes and 300 for digits")
-    parser.add_argument("--seed", type=int, default=0, help="of the task, the first weights and the order of examples")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the task, the first weights and the order of examples (default: %(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps with few classes, to see that it runs")
     options = parser.parse_args(arguments)
     if options.classes < 50:
@@ -194,6 +206,8 @@ def main(arguments: list[str] | None = None) -> None:
         found = class_accuracies(model, task)
         cells = [f"{100 * found[which].mean():8.1f}" if which.any() else f"{'–':>8}" for which in groups.values()]
         print(f"{method.title:26}" + "".join(cells) + f"{time.perf_counter() - start:10.1f}", flush=True)
+    if options.quick:
+        print("This was a quick run to see that it works: after a few steps the numbers mean nothing.")
 
 
 if __name__ == "__main__":

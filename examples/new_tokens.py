@@ -159,8 +159,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--characters", type=positive, help="how much of the text is read; 100,000 with --model, else all"
     )
-    parser.add_argument("--tokens", type=positive, default=50, help="the number of new tokens")
-    parser.add_argument("--steps", type=positive, default=600, help="training steps of the tiny model")
+    parser.add_argument("--tokens", type=positive, default=50, help="the number of new tokens (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=positive, default=600, help="training steps of the tiny model (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps on little text, to see that it runs")
     options = parser.parse_args(arguments)
     if options.characters is None:

@@ -5,7 +5,7 @@ says what comes next. The first half of the interactions is for training. The ot
 order of time: each is predicted first and then learned from. New items become new classes of the same head.
 
     python examples/recommender.py                            # invented interactions, about a minute
-    python examples/recommender.py movielens-100k.inter       # a header, then user, item, rating and time in each line
+    python examples/recommender.py movielens-100k.inter.xz    # a header, then user, item, rating and time in each line
     python examples/recommender.py --plain                    # the same without the rule
     python examples/recommender.py --quick                    # only to see that it runs
 
@@ -16,6 +16,7 @@ the ten most popular ones.
 from __future__ import annotations
 
 import argparse
+import lzma
 import math
 import random
 import sys
@@ -172,10 +173,13 @@ def invented(events: int = 12_000, users: int = 300) -> list[tuple[int, int]]:
 def read(path: Path) -> list[tuple[str, str]]:
     """Return pairs of user and item in the order of time."""
     try:
-        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file][1:]
         timed = [(float(time), user, item) for user, item, _, time in rows]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"{path} cannot be read as a text in UTF-8 ({error}); give another file") from None
+    except OSError as error:
+        raise SystemExit(f"{path} cannot be read ({error.strerror or error}); give another file") from None
+    except (UnicodeDecodeError, lzma.LZMAError) as error:
+        raise SystemExit(f"{path} is no text in UTF-8 ({error}); give another file") from None
     except ValueError:
         raise SystemExit(f"{path} must have user, item, rating and time, with tabs between, after a header") from None
     if len(timed) < LEAST:
@@ -194,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("interactions", type=Path, nargs="?", help="a file; without it they are invented")
     parser.add_argument("--plain", action="store_true", help="a plain softmax, without the rule")
-    parser.add_argument("--epochs", type=positive, default=20, help="passes over the first half")
+    parser.add_argument("--epochs", type=positive, default=20, help="passes over the first half (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="few interactions and one pass, to see that it runs")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -38,14 +38,7 @@ def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) 
 def test_torchrun_trains_on_two_processes(strategy: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(ROOT / "examples" / "distributed.py"), "--quick", "--device", "cpu", "--strategy", strategy]
-    for _ in range(5):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        # On a busy machine a thread of torch's gloo may outlive its process group, after all has been printed.
-        if (
-            "all processes have the same rows" not in done.stdout
-            or "terminate called without an active" not in done.stderr
-        ):
-            break
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{strategy} on 2 processes with gloo" in done.stdout
     assert "counted 2,560 examples" in done.stdout

@@ -66,7 +66,8 @@ def test_the_program_prints_perplexities(
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat , and the dog ran to the tree . " * 300)
     main([str(path), "--quick", *options])
-    shown = capsys.readouterr().out.splitlines()
+    *shown, note = capsys.readouterr().out.splitlines()
+    assert note.startswith("This was a quick run")
     rows = {line[:30].strip(): line[30:].split() for line in shown[-3:]}
     assert list(rows) == ["model alone", "model with the cache", "words of the test text"]
     assert float(rows["model with the cache"][0]) < float(rows["model alone"][0])

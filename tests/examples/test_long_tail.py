@@ -47,7 +47,8 @@ def test_the_program_prints_a_row_for_each_head(task: str, capsys: pytest.Captur
     if task == "digits":
         pytest.importorskip("sklearn")
     main(["--task", task, "--quick"])
-    shown = capsys.readouterr().out.splitlines()
+    *shown, note = capsys.readouterr().out.splitlines()
+    assert note.startswith("This was a quick run")
     assert [line[:26].strip() for line in shown[3:]] == [method.title for method in METHODS]
     assert all(0 <= float(cell) <= 100 for line in shown[3:] for cell in line[26:].split()[:3])
 

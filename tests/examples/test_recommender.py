@@ -1,11 +1,12 @@
 """The example of a recommender: exact rankings, targets that come once, and a catalogue that grows."""
 
+import lzma
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from examples.recommender import IGNORED, Recommender, best_unseen, invented, main, train_once, windows
+from examples.recommender import IGNORED, Recommender, best_unseen, invented, main, read, train_once, windows
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -131,11 +132,20 @@ def test_the_program_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], op
     assert catalogue[0] < catalogue[-1]
 
 
+def test_a_compressed_file_is_read(tmp_path: Path) -> None:
+    lines = ["user\titem\trating\ttime", *(f"{k % 7}\t{k}\t5\t{1000 - k}" for k in range(100))]
+    (tmp_path / "found.inter.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    assert read(tmp_path / "found.inter.xz")[:2] == [("1", "99"), ("0", "98")]  # in the order of time
+    (tmp_path / "damaged.xz").write_bytes(b"no archive")
+    with pytest.raises(SystemExit, match="is no text in UTF-8"):
+        read(tmp_path / "damaged.xz")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read as a text in UTF-8"),
-        (b"\xff\xfe\x00", "cannot be read as a text in UTF-8"),
+        (None, r"cannot be read \(No such file or directory\)"),
+        (b"\xff\xfe\x00", "is no text in UTF-8"),
         (b"header\n1\t2\t3\n", "must have user, item, rating and time"),
         (b"header\n1\t2\t3\tnoon\n", "must have user, item, rating and time"),
         (b"header\n" + 99 * b"1\t2\t3\t4\n", "has only 99 interactions, and at least 100 are needed"),
