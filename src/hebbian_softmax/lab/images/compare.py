@@ -149,7 +149,8 @@ def show_answers(comparison: Comparison) -> tuple[Figure, bytes]:
     answers = {title: learner.answers(labels) for title, learner in learners.items()}
     caption = (
         f"Test drawings of the newest {len(labels)} classes that both have met. Below each, for both heads: a training "
-        "drawing of the class that it is taken for, whether that is right, and with which probability."
+        "drawing of the class that it is taken for, whether that is right, and with which probability. The head that has "
+        "reached more classes has trained on these for longer."
     )
     drawings = list(first.images[first.order[labels], 0])
     return Figure("answers.png", caption), draw_answers(drawings, answers)

@@ -298,8 +298,8 @@ def test_the_words_that_are_asked_for(run: Run) -> None:
     ("options", "message"),
     [
         ("--cache --mbpa --cache-share 0.8 --mbpa-share 0.3", "0.8 and 0.3, sum to 1.1"),
-        ("--mbpa --mbpa-size 100", "cannot find 1,024 neighbours in a memory of 100 words"),
-        ("--cache --cache-size 100 --mbpa", "cannot find 1,024 neighbours in a memory of 100 words"),
+        ("--mbpa --mbpa-size 100 --mbpa-neighbours 101", "cannot find 101 neighbours in a memory of 100 words"),
+        ("--cache --cache-size 50 --mbpa --mbpa-neighbours 60", "cannot find 60 neighbours in a memory of 50 words"),
         ("--cache-theta 0.1", "--cache-theta goes with --cache: give --cache, too"),
         ("--cache --mbpa-steps 2", "--mbpa-steps goes with --mbpa"),
         ("--cache --two-step-words 3", "--two-step-words goes with --sweep"),

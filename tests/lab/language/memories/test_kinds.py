@@ -58,6 +58,20 @@ def test_a_kind_reaches_the_command_line(kind: type[Memory]) -> None:
     assert cells[f"{kind.symbols} of {kind.named}"] == made.describe()
 
 
+@pytest.mark.parametrize(
+    ("options", "neighbours"),
+    [
+        ("--mbpa", 1024),
+        ("--mbpa --mbpa-size 500", 500),
+        ("--cache --cache-size 300 --mbpa", 300),
+        ("--cache --cache-size 300 --mbpa --mbpa-size 2000", 1024),
+        ("--cache --cache-size 300 --mbpa --mbpa-neighbours 20", 20),
+    ],
+)
+def test_no_more_neighbours_than_words(options: str, neighbours: int) -> None:
+    assert memories_of(parse(*options.split())).used[-1].as_plain()["neighbours"] == neighbours
+
+
 def test_a_sweep_goes_over_the_candidates_of_every_kind() -> None:
     grids, before = Grids(), Memories()
     log_prob = torch.full((3,), 0.25).log()

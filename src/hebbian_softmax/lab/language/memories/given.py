@@ -26,6 +26,7 @@ from hebbian_softmax.lab.language.memories.memory import (
     ranked_points,
     read_shown,
     usable,
+    usual_piece,
 )
 from hebbian_softmax.lab.language.memories.settings import Grids
 from hebbian_softmax.lab.language.memories.store import Store
@@ -36,8 +37,8 @@ from hebbian_softmax.lab.language.names import TEXTS, ModelName
 CACHE_SIZES = (500, 1000, 2000, 5000, 10_000)
 """The sizes of the cache to choose from, where none is given."""
 FEW, SAMPLE, PATIENCE = 64, 1024, 5.0
-"""To find out how long reading takes, a few words are read, and more where these would not take more seconds than
-the last number."""
+"""To find out how long reading takes, a few words are read, and then four times as many, as long as these are expected
+to take no more seconds than the last number."""
 T = TypeVar("T")
 
 
@@ -113,9 +114,11 @@ def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading:
     words = sum(len(reading.text(split)) - 1 for split in reading.splits)
     seconds = {name: expected_seconds(model, memories, reading) for name, model in models.items()}
     each = f" ({', '.join(f'{name.title} {format_seconds(long)}' for name, long in seconds.items())})"
+    chosen = ", once the size of the cache is chosen," if reading.choose_size else ""
     return (
         f"Reading {words:,} words with memories will take up to about {format_seconds(sum(seconds.values()))}"
-        f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C measures what was read by then"
+        f"{each if len(seconds) > 1 else ''}; --max-words N reads fewer, and Ctrl-C{chosen} measures what was read by "
+        "then"
     )
 
 
@@ -123,7 +126,8 @@ def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading:
 def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading) -> float:
     """Return how long all texts will take, from the time of some words with memories that are full.
 
-    Many words at once take less time each, so four times as many are measured for as long as that is quick.
+    Many words at once take less time each, so two numbers of words are measured at least: a part of the time is that of
+    each call, however many words it reads.
     """
     ids = reading.text(reading.splits[0])
     by_kind: dict[type, float] = {}
@@ -135,16 +139,29 @@ def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading)
             # Not the same numbers again and again, whose distances would be 0.
             stored = h[at] + 0.01 * h.float().std() * torch.randn_like(h[at])
             read = each.reader(layer_of(model), memories.workspace, (stored.to(h.dtype), targets[at]))
-            few, seconds = 0, 0.0
-            while few < len(h) and 4 * seconds < PATIENCE:
-                few = min(len(h), max(FEW, 4 * few))
-                _, seconds = timed(partial(_read, read, h[:few], targets[:few]))
-            by_kind[type(each)] = seconds / few
+            points: list[tuple[int, float]] = []
+            while not points or (points[-1][0] < len(h) and (len(points) < 2 or 4 * points[-1][1] < PATIENCE)):
+                few = min(len(h), 4 * points[-1][0] if points else FEW)
+                points.append((few, timed(partial(_read, read, h[:few], targets[:few]))[1]))
+            by_kind[type(each)] = seconds_a_word(points, usual_piece(model, memories))
     words = sum(len(reading.text(split)) - 1 for split in reading.splits)
     total = (alone / len(h) + sum(by_kind.values())) * words
     if reading.choose_size:
         total += (alone / len(h) + by_kind[CacheSettings]) * (len(reading.text("valid")) - 1)
     return total
+
+
+def seconds_a_word(points: Sequence[tuple[int, float]], piece: int) -> float:
+    """Return the seconds that each word takes in calls of `piece` words, given numbers of words and their seconds.
+
+    >>> seconds_a_word([(64, 2.0), (256, 3.2)], 4096) * 4096  # 1.6 seconds for a call, and 0.00625 for each word
+    27.2
+    """
+    if len(points) == 1:
+        return points[0][1] / points[0][0]
+    (few, short), (many, long) = points[-2:]
+    each = max(0.0, long - short) / (many - few)
+    return each + max(0.0, long - each * many) / piece
 
 
 def timed(function: Callable[[], T]) -> tuple[T, float]:

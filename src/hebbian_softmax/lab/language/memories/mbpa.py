@@ -79,13 +79,18 @@ class MbpaSettings(Memory):
     refined: ClassVar[str] = "two_steps"
 
     size: int = setting(
-        10_000, "the words that MbPA's memory holds; with --cache, by default as many as the cache", integer(1)
+        10_000, "the words that MbPA's memory holds; with --cache-size, by default as many as the cache", integer(1)
     )
-    neighbours: int = setting(1024, "K, the stored words that adapt the output layer", integer(1))
+    neighbours: int = setting(1024, "K, the stored words that adapt the output layer; by default at most all", integer(1))
     steps: int = setting(1, "gradient steps; two cost many times as much as one", integer(1, 2))
     rate: float = setting(0.3, "α, the size of a step", positive)
     l2: float = setting(0.5, "β, the pull to the model's weights; it has no effect at the first step", number(0))
     share: float = setting(0.04, "λ, MbPA's share in the mixture", number(0, 1))
+
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Let K be no larger than a memory whose size is given, unless K is given, too."""
+        return {"neighbours": min(cls.neighbours, given["size"]), **given} if "size" in given else given
 
     def make(self) -> MbPA:
         return MbPA(self.size, self.neighbours, self.steps, self.rate, self.l2)

@@ -107,6 +107,11 @@ class Memory(ABC):
         """Look for better settings, which one pass cannot read, once the best candidate is known."""
         return None
 
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return settings that were given, with others that follow from them."""
+        return given
+
     @property
     def slow(self) -> bool:
         """Whether reading takes so long that progress must be shown more often."""
@@ -175,10 +180,18 @@ def pieces(
 
     `piece` is how many words are read at a time; by default that depends on the device.
     """
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    usual = (SLOW_CPU_PIECE if on_cpu else SLOW_PIECE) if slow else CPU_PIECE if on_cpu else PIECE
-    for h, targets in stream(model, ids, chunk=usual if piece is None else piece):
+    for h, targets in stream(model, ids, chunk=_usual(model, slow) if piece is None else piece):
         yield h.squeeze(1), targets.squeeze(1)
+
+
+def usual_piece(model: LanguageModel, memories: Memories) -> int:
+    """Return how many words are read at a time with these memories."""
+    return _usual(model, any(each.slow for each in memories.used))
+
+
+def _usual(model: LanguageModel, slow: bool) -> int:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return (SLOW_CPU_PIECE if on_cpu else SLOW_PIECE) if slow else CPU_PIECE if on_cpu else PIECE
 
 
 def layer_of(model: LanguageModel) -> Layer:

@@ -112,7 +112,8 @@ def memories_of(arguments: argparse.Namespace) -> Memories:
     for kind in KINDS:
         if getattr(arguments, kind.key):
             size = {"size": used[-1].size} if used and not chooses_size(arguments) else {}
-            used.append(cast(Any, kind)(**{**size, **given_options(arguments, kind, kind_option(kind))}))
+            given = {**size, **given_options(arguments, kind, kind_option(kind))}
+            used.append(cast(Any, kind)(**kind.completed(given)))
     return Memories(tuple(used), workspace_of(arguments))
 
 
