@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 Items = NDArray[np.int64]
 """Items in the order of time; in general those of one user."""
 
-TRAINING, VALIDATION = 0.4, 0.1
+TRAINING, VALIDATION = 0.4, 0.2
 """The shares of all interactions that the split by time trains on and chooses by; the others are the test."""
 PERIOD = 1000
 """About how many interactions of the split by time come between two updates of a model."""

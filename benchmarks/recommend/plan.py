@@ -1,9 +1,8 @@
-"""Which trials are due: both heads are tuned with equally many trials on validation alone, and then get new seeds.
+"""Which trials are due: all methods are tuned on validation alone, both heads with the same trials, then get new seeds.
 
-In the first round both heads try the same grid: learning rate, dropout and the length of training, or in place of the
-length, for the split by time, the learning rate of later periods. The rule has its usual settings there. In the second
-round each head goes on from its own best point, again with equally many trials: plain softmax with learning rates and
-dropout around that point, the rule with other settings of its own.
+In the first round both heads try the same grid: learning rate, dropout and the length of training or, for the split by
+time, how much is learned after each period. In two further rounds each head goes on around its own best point, in the
+same way. The rule has its usual settings throughout.
 """
 
 from __future__ import annotations
@@ -21,19 +20,13 @@ FINAL_SEEDS = (1, 2, 3, 4, 5)
 THIRD: dict[str, list[dict[str, Any]]] = {
     "beauty": [{"epochs": 15}, {"epochs": 30}],
     "movielens": [{"epochs": 40}, {"epochs": 80}],
-    "movielens by time": [{"epochs": 60, "period_rate": 0.25}, {"epochs": 60, "period_rate": 1.0}],
+    "movielens by time": [
+        {"epochs": 60, "period_rate": rate, "passes": passes}
+        for rate, passes in ((0.25, 1), (1.0, 1), (0.25, 4), (1.0, 4))
+    ],
 }
 """The third axis of the grid, beside learning rate and dropout."""
-RULE: list[dict[str, Any]] = [
-    {"gamma": 0.02},
-    {"gamma": 0.3},
-    {"limit": 20},
-    {"limit": 500},
-    {"start": 0},
-    {"fade": False},
-]
-"""What the second round changes of the rule, one setting at a time."""
-NEIGHBOURS = [{"neighbours": k, "recent": recent} for k, recent in product((20, 100, 500), (1, 1000))]
+NEIGHBOURS = [{"neighbours": k, "recent": recent} for k, recent in product((20, 100, 500), (1, 2, 3, 5, 10, 20, 1000))]
 
 
 def grid(task: str) -> list[dict[str, Any]]:
@@ -43,12 +36,14 @@ def grid(task: str) -> list[dict[str, Any]]:
 
 
 def around(best: Trial) -> list[Trial]:
-    """Return what the second round tries for plain softmax: as many trials as for the rule."""
-    points = [(0.4, 0.0), (0.6, 0.0), (1.7, 0.0), (1.0, -0.15), (1.0, 0.15), (0.6, 0.15)]
-    return [
-        replace(best, learning_rate=best.learning_rate * factor, dropout=round(best.dropout + more, 2))
-        for factor, more in points
-    ]
+    """Return what is tried around a point."""
+    changes: list[dict[str, Any]] = [{"learning_rate": best.learning_rate * factor} for factor in (0.6, 1.7)]
+    changes += [{"dropout": min(0.8, max(0.0, round(best.dropout + more, 2)))} for more in (-0.15, 0.15)]
+    if "passes" in THIRD[best.task][0]:
+        changes += [{"passes": min(8, 2 * best.passes)}, {"period_rate": 2 * best.period_rate}]
+    else:
+        changes += [{"epochs": round(best.epochs * factor)} for factor in (0.7, 1.5)]
+    return [replace(best, **change) for change in changes]
 
 
 def rounds(task: str, method: str, records: Sequence[Record]) -> Iterator[list[Trial]]:
@@ -68,11 +63,14 @@ def rounds(task: str, method: str, records: Sequence[Record]) -> Iterator[list[T
     if method == "neighbours":
         yield [replace(best, final=True)]
         return
-    second = around(best) if method == "plain" else [replace(best, **change) for change in RULE]
-    yield second
-    best = best_of(tried + second, records)
-    if best is not None:
-        yield [replace(best, seed=seed, final=True) for seed in FINAL_SEEDS]
+    for _ in range(2):
+        further = [trial for trial in around(best) if trial not in tried]
+        yield further
+        tried += further
+        best = best_of(tried, records)
+        if best is None:
+            return
+    yield [replace(best, seed=seed, final=True) for seed in FINAL_SEEDS]
 
 
 def best_of(tried: Sequence[Trial], records: Sequence[Record]) -> Trial | None:

@@ -16,8 +16,8 @@ from hebbian_softmax.lab.base.statistics import mean_and_spread
 
 GROUPS = ("all", "<10", "<5", "cold", "new")
 SETTINGS = {
-    "plain": ("epochs", "learning_rate", "dropout", "period_rate"),
-    "rule": ("epochs", "learning_rate", "dropout", "period_rate", "gamma", "limit", "start", "fade"),
+    "plain": ("epochs", "learning_rate", "dropout", "period_rate", "passes"),
+    "rule": ("epochs", "learning_rate", "dropout", "period_rate", "passes"),
     "neighbours": ("neighbours", "recent"),
     "popularity": (),
 }
@@ -47,7 +47,7 @@ def tables(records: Sequence[Record]) -> list[str]:
             tried = [each for each in some if _is(each, method) and not each["given"]["final"]]
             if tried and final[method]:
                 given = final[method][0]["given"]
-                chosen = ", ".join(f"{name} {given[name]}" for name in SETTINGS[method])
+                chosen = ", ".join(f"{name} {given[name]}" for name in SETTINGS[method] if name in given)
                 lines.append(f"{method}, chosen on validation from {len(tried)} trials: {chosen}")
     return lines
 

@@ -68,6 +68,8 @@ class Trial:
     dropout: float = 0.2
     period_rate: float = 0.25
     """The learning rate in later periods, as a share of the one in training."""
+    passes: int = 1
+    """How often what a period has brought is learned."""
     gamma: float = 0.2
     limit: int | None = None
     start: int | str = "auto"
@@ -158,11 +160,12 @@ class Network:
         return self.model.recommend(histories, k)
 
     def learn(self, lessons: list[Lesson], items: int) -> None:
-        """Add the items that have arrived, and train once with what is new."""
+        """Add the items that have arrived, and train with what is new."""
         arrived = items - self.model.head.num_classes
         if arrived:
             self.model.head.add_classes(arrived)
-        train_once(self.model, self.optimizer, *self._windows(lessons), SMALL_BATCH)
+        for _ in range(self.trial.passes):
+            train_once(self.model, self.optimizer, *self._windows(lessons), SMALL_BATCH)
 
     def notes(self) -> dict[str, Any]:
         """Return what else a result says: the steps of training, and when writing began (-1: never)."""

@@ -28,7 +28,7 @@ from benchmarks.recommend.data import (
     read_sequences,
     sequences_of,
 )
-from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, TUNING_SEED, due
+from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, THIRD, TUNING_SEED, due
 from benchmarks.recommend.records import Record, read_records
 from benchmarks.recommend.scores import Tally, gains
 from benchmarks.recommend.table import tables
@@ -158,7 +158,7 @@ def test_the_real_interactions_have_their_known_sizes() -> None:
     split = by_time(events)
     asked = [part for part in split.periods if part.split == "test"]
     assert sum(lesson.fresh for lesson in split.train) == pytest.approx(40_000, abs=50)
-    assert len(asked) == 50
+    assert len(asked) == 40
     assert split.periods[-1].items == 1_682
 
 
@@ -302,10 +302,10 @@ def test_a_trial_out_of_time_raises(data: Path) -> None:
 
 
 def results_of(trials: list[Trial]) -> list[Record]:
-    """Return made-up results, in which small dropout, long training and γ = 0.3 are best on validation."""
+    """Return made-up results, in which small dropout, long training and many passes are best on validation."""
     found = []
     for trial in trials:
-        ndcg = 0.1 - 0.1 * trial.dropout + 1e-3 * trial.epochs + 0.1 * (trial.gamma == 0.3)
+        ndcg = 0.1 - 0.1 * trial.dropout + 1e-3 * trial.epochs + 0.01 * trial.passes
         groups = {name: {"questions": 1, "ndcg": ndcg, "hit_rate": 0.5} for name in ("all", "<10", "<5", "cold", "new")}
         found.append({"given": asdict(trial), "valid": groups, "seconds": 1.0})
         if trial.final:
@@ -322,21 +322,20 @@ def test_both_heads_have_equally_many_trials_on_validation_and_the_same_seeds(ta
         done += some
         records += json.loads(json.dumps(results_of(some)))
     tried = {method: [trial for trial in done if trial.method == method and not trial.final] for method in METHODS}
-    assert len(tried["plain"]) == len(tried["rule"]) == 14
-    assert [replace(each, method="rule") for each in tried["plain"][:8]] == tried["rule"][:8]
-    assert len(set(tried["plain"])) == len(set(tried["rule"])) == 14
+    assert [replace(each, method="rule") for each in tried["plain"]] == tried["rule"]  # with equal results
+    assert len(set(tried["plain"])) == len(tried["plain"]) >= len(THIRD[task]) * 4 + 6
     assert {each.seed for some in tried.values() for each in some} == {TUNING_SEED}
     final = {method: [trial for trial in done if trial.method == method and trial.final] for method in METHODS}
     for method in ("plain", "rule"):
         assert [each.seed for each in final[method]] == list(FINAL_SEEDS)
         assert len({replace(each, seed=0) for each in final[method]}) == 1
-    assert final["plain"][0].dropout == 0.05
-    assert final["plain"][0].epochs == max(trial.epochs for trial in done if trial.method == "plain")
-    assert (final["rule"][0].dropout, final["rule"][0].gamma) == (0.2, 0.3)
+    best = max(tried["plain"], key=lambda trial: results_of([trial])[0]["valid"]["all"]["ndcg"])
+    assert replace(final["plain"][0], seed=best.seed, final=False) == best
+    assert best.passes == (8 if task == "movielens by time" else 1)
     assert len(final["popularity"]) == len(final["neighbours"]) == 1
     shown = "\n".join(tables(records))
     assert "rule, 5 seeds" in shown
-    assert shown.count("14 trials") == 2
+    assert shown.count(f"{len(tried['plain'])} trials") == 2
 
 
 def test_the_final_settings_do_not_depend_on_the_test() -> None:
