@@ -189,15 +189,13 @@ def rates(common: Given, seeds: range) -> list[Given]:
 
 
 def further(common: Given, seeds: range) -> list[Given]:
-    """Return the library's own head beside what short trainings and images say might replace it, and terms of that."""
-    rising = LESSENED | RISING
+    """Return the library's own head beside other γ, and forms that short trainings and images say might replace it."""
+    rising, prior = LESSENED | RISING, PRIOR | RISING
     heads: list[Given] = [
         {},
-        {"library": {}},
-        LESSENED,
-        rising,
-        PRIOR | RISING,
-        *(rising | change for change in ({"within": 100.0}, {"floor": 0.3}, {"limit": 200})),
+        *({"library": rule} for rule in ({}, {"gamma": 0.1}, {"gamma": 0.05})),
+        *(form | rate for form in (rising, prior) for rate in ({}, {"floor": 0.1})),
+        *(CHOSEN | change for change in ({"within": 100.0}, {"fading": 0.5}, {"fading": 2.0})),
     ]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
 
@@ -307,7 +305,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
         *images({"glyphs": range(101, 103)}, *FORMS),
     ],
     "novels-short": lambda: rates(NOVELS | SHORT | {"epochs": 0.25}, range(103, 105)),
-    "wikitext-further": lambda: further(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(109, 112)),
+    "wikitext-further": lambda: further(WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.4}, range(109, 113)),
     "reuters-further": lambda: further(REUTERS, range(109, 112)),
     "novels-further": lambda: further(NOVELS | {"output_dropout": 0.05}, range(106, 108)),
     "strong-further": lambda: [
