@@ -49,9 +49,9 @@ def gamma_setting(help: str = "γ of the Hebbian rule", before: float | None = N
     return setting(DEFAULT_GAMMA, help, number(0, 1), before=before)
 
 
-def limit_setting(help: str = "T, the occurrences of a class that the rule writes", before: int | None = None) -> Any:
+def limit_setting(help: str = "T: classes seen so often are no longer written", before: int | None = None) -> Any:
     """Declare the setting `limit`."""
-    usual = f", or auto: {LIMIT}; with the recent rate more in long trainings, and fewer where there are fewer classes"
+    usual = f"; auto: about {LIMIT}, more in long trainings, and at most the number of classes in short ones"
     return setting(DEFAULT_LIMIT, help + usual, whole_or_auto, before=before)
 
 

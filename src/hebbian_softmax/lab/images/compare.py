@@ -125,15 +125,15 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings, be
             f"{NAMES[slower[0]]} after {first:,}. "
         )
     words += say_when_it_began(settings.start, began)
-    among = "all classes, also those to come"
+    among = "all classes, those that had not come yet among them"
     if settings.softmax == "active":
         among = "the classes that have come so far"
     elif settings.checks == "seen":
         among = "the classes seen in training"
     if settings.softmax == "all":
         words += (
-            "Where it is known which classes can occur, leave the others out: with --softmax active, plain softmax "
-            "learned faster than this rule's first version, in ten seeds on Omniglot. "
+            "If you know which classes can occur, leave the others out: with --softmax active, plain softmax learned "
+            "faster than the rule wherever we measured it. "
         )
     elif settings.softmax == "seen":
         words += "In training, the softmax of both was over the classes seen so far. "

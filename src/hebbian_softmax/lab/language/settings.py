@@ -75,7 +75,7 @@ class Settings:
     )
     attention_dropout: float = setting(0.0, "transformer: dropout of the weights of attention", share, later=True)
 
-    limit: int | str = limit_setting("T, the occurrences of a word that the rule writes")
+    limit: int | str = limit_setting("T: words seen so often are no longer written")
     gamma: float = gamma_setting()
     rate: str = rate_setting(*RATES)
     objective: str = setting("l2", f"the rule's inner objective: {', '.join(OBJECTIVES)}", choice(*OBJECTIVES))
