@@ -175,7 +175,8 @@ class NaiveHead:
     warned: bool = False
     """Whether the head has said that it is not attached."""
     asked: bool = False
-    """Whether, since the last step, something remembered was reached, or ``loss`` was asked for something else."""
+    """Whether, since the last step, something remembered was reached, or ``loss`` was asked in training, or not to
+    remember."""
     came: bool = False
     """Whether, since the last step, a backward pass has brought the weight a gradient."""
     told: bool = False

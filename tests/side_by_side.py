@@ -116,7 +116,7 @@ class SideBySide:
         targets = batch.targets if batch.probabilities is None else batch.probabilities
         with self.may_warn(remember and torch.is_grad_enabled()):
             value = self.head.loss(batch.h, targets, reduction=reduction, remember=remember)
-        self.model.asked |= self.model.attached
+        self.model.asked |= self.model.attached and (self.head.training or not remember)
         calls = [batch.call()] if remember and self._remembers() else []
         return value.sum(), self.model.cross_entropy(batch, calls, mean=reduction == "mean")
 

@@ -339,8 +339,15 @@ def test_a_state_of_fewer_classes_is_refused_when_it_is_loaded_or_attached() -> 
     optimizer.step()
     before = copy.deepcopy(optimizer.state_dict())
     head.add_classes(2)
+    now = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(ValueError, match=r"'exp_avg' has 10 classes and the head has 12; load such a state before"):
         optimizer.load_state_dict(before)
+    assert optimizer.state[head.weight]["exp_avg"].shape == (12, 4)  # nothing was loaded
+    smaller = HebbianSoftmax(4, 10)
+    optimizer = torch.optim.Adam(smaller.parameters())
+    smaller.attach(optimizer)
+    with pytest.raises(ValueError, match="has 12 classes and the head has 10; call add_classes before such a state"):
+        optimizer.load_state_dict(now)
 
     other = HebbianSoftmax(4, 10)
     optimizer = torch.optim.Adam(other.parameters())
@@ -358,3 +365,23 @@ def test_a_state_with_factors_of_the_matrix_is_accepted() -> None:
     head.loss(torch.randn(3, 4), torch.tensor([1, 2, 3])).backward()
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+class Preconditioned(torch.optim.SGD):
+    """An optimizer that keeps a matrix for the features of each parameter, as Shampoo does."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["preconditioner"] = torch.eye(parameter.shape[-1])
+        return super().step(closure)
+
+
+def test_a_state_of_unknown_meaning_is_accepted() -> None:
+    head = HebbianSoftmax(4, 10)
+    optimizer = Preconditioned(head.parameters(), lr=0.1)
+    handle = head.attach(optimizer)
+    head.loss(torch.randn(3, 4), torch.tensor([1, 2, 3])).backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    handle.remove()
+    head.attach(optimizer)

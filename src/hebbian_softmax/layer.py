@@ -298,7 +298,7 @@ class HebbianSoftmax(nn.Linear):
         if reduction == "none":
             loss = loss.view(h.shape[:-1])
         if self._attachment is not None:
-            self._attachment.pending.answered = True
+            self._attachment.pending.asked_by_loss(self.training, remember)
         if checks.check_flag("remember", remember) and torch.is_grad_enabled() and self.remembers(warn=True):
             assert self._attachment is not None
             self._attachment.watch_weight()

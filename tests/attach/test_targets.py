@@ -134,7 +134,7 @@ def test_nothing_is_remembered_in_eval_mode_and_under_no_grad() -> None:
     lab.model.eval()
     with lab.head.targets(y):
         F.cross_entropy(lab.model(x), y).backward()
-    with pytest.warns(UserWarning, match=r"the head is in eval mode: call model\.train\(\)"):
+    with pytest.warns(UserWarning, match=r"the head was in eval mode: call model\.train\(\)"):
         lab.step_writes()
     lab.model.train()
     lab.optimizer.zero_grad()
@@ -343,7 +343,7 @@ def test_a_step_in_eval_mode_warns_once(loss: str) -> None:
     lab.model.eval()
     for again in (False, True):
         (lab.head.loss(h, y) if loss == "loss" else F.cross_entropy(lab.head(h), y)).backward()
-        with contextlib.nullcontext() if again else pytest.warns(UserWarning, match="in eval mode") as caught:
+        with contextlib.nullcontext() if again else pytest.warns(UserWarning, match="was in eval mode") as caught:
             lab.optimizer.step()
         assert again or caught[0].filename == __file__
         lab.optimizer.zero_grad()
@@ -351,13 +351,24 @@ def test_a_step_in_eval_mode_warns_once(loss: str) -> None:
     assert int(lab.head.counts.sum()) == 0
 
 
+def test_the_mode_of_the_step_says_nothing() -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    F.cross_entropy(lab.head(h), y).backward()
+    lab.model.eval()
+    with pytest.warns(UserWarning, match=r"with head\.targets\(y\)"):
+        lab.optimizer.step()
+
+
 @pytest.mark.parametrize(
-    "case", ["remember=False", "ignored", "memorizing=False", "memorizing=False, eval", "no gradient"]
+    "case",
+    ["remember=False", "remember=False, eval", "ignored", "memorizing=False", "memorizing=False, eval", "no gradient"],
 )
 def test_who_asked_for_nothing_is_not_warned(case: str) -> None:
     lab = Lab()
     h, y = lab.batch(1, 2)
-    if case == "remember=False":
+    if case.startswith("remember=False"):
+        lab.model.train("eval" not in case)
         lab.head.loss(h, y, remember=False).backward()
     elif case == "ignored":
         lab.head.loss(h, torch.full_like(y, -100)).backward()

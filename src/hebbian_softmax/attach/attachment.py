@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Attachment:
     ) -> None:
         weight = weight_to_write(head)
         optimizer = _check_optimizer(_unwrapped(optimizer), weight)
-        _check_rows_of_state(optimizer, weight)
+        _check_rows_of_state(optimizer, optimizer.state.get(weight, {}), weight)
         check_group(head, weight, process_group)
         self.weight, self.process_group = weight, process_group
         # The head owns this object, and the optimizer owns its hook. Weak references to both avoid cycles, so that a
@@ -68,7 +69,7 @@ class Attachment:
         # Disabled here and not by decorators, which would import torch's compiler together with the library.
         self.watch = torch.compiler.disable(self.pending.watch)
         self._hooks = [optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))]
-        self._hooks.append(optimizer.register_load_state_dict_post_hook(self._after_load))
+        self._hooks.append(optimizer.register_load_state_dict_pre_hook(self._before_load))
         self._held: Held | None = None
         if head.new_classes.gradients_from:
             self._hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)))
@@ -165,26 +166,32 @@ class Attachment:
         """Warn once of a step with a gradient and nothing remembered: in eval mode, or if nobody said what to do."""
         if self.weight.grad is None:
             return
-        came, answered = self.pending.gradient_came, self.pending.answered
-        self.pending.gradient_came = self.pending.answered = False
-        silent = came and not taken and not (head.training and answered)
+        pending = self.pending
+        silent, in_eval = pending.gradient_came and not pending.answered and not taken, pending.in_eval
+        pending.gradient_came = pending.answered = pending.in_eval = False
         if not silent or self._warned_of_nothing or not head.memorizing:
             return
         self._warned_of_nothing = True
         warnings.warn(
             "head.weight was stepped with a gradient, but nothing was remembered, so nothing is memorised; "
             + (
-                "write `with head.targets(y):` around the call of the model, or compute the loss with head.loss(h, y)"
-                if head.training
-                else "the head is in eval mode: call model.train() before training"
+                "the head was in eval mode: call model.train() before training"
+                if in_eval
+                else "write `with head.targets(y):` around the call of the model, or compute the loss with "
+                "head.loss(h, y)"
             )
             + "; head.memorizing = False says that nothing is to be memorised",
             UserWarning,
             stacklevel=_torch.user_stack_level(),
         )
 
-    def _after_load(self, optimizer: torch.optim.Optimizer) -> None:
-        _check_rows_of_state(optimizer, self.weight)
+    def _before_load(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        # What else is wrong with a state, torch says itself.
+        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError, StopIteration):
+            of_groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=False)
+            numbers = [each for ours, its in of_groups for each in zip(ours["params"], its["params"], strict=False)]
+            number = next(number for parameter, number in numbers if parameter is self.weight)
+            _check_rows_of_state(optimizer, state_dict["state"].get(number, {}), self.weight)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         head = self._head()
@@ -327,15 +334,28 @@ def _group_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any
     return next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
 
 
-def _check_rows_of_state(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
-    """Refuse a state of another number of classes, with which the next step would fail."""
-    for name, value in optimizer.state.get(weight, {}).items():
+def _check_rows_of_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], weight: Tensor) -> None:
+    """Refuse a state of another number of classes, with which the next step would fail.
+
+    Only of torch's own optimizers and this library's it is known what the shapes in a state mean.
+    """
+    if not _is_known(optimizer):
+        return
+    for name, value in state.items():
         per_row = isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == weight.shape[1]
         if per_row and value.shape[0] not in (1, weight.shape[0]):
             raise ValueError(
-                f"the optimizer's state {name!r} has {value.shape[0]} classes and the head has {weight.shape[0]}; load "
-                "such a state before add_classes, and let add_classes(n, optimizer) grow it"
+                f"the optimizer's state {name!r} has {value.shape[0]} classes and the head has {weight.shape[0]}; "
+                + (
+                    "load such a state before add_classes, and let add_classes(n, optimizer) grow it"
+                    if value.shape[0] < weight.shape[0]
+                    else "call add_classes before such a state is loaded"
+                )
             )
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax."))
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
@@ -344,7 +364,7 @@ def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
     torch's own optimizers and this library's update the parameter in place; the copy that ASGD averages is never
     written back.
     """
-    if type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax.")):
+    if _is_known(optimizer):
         return
     rows = _torch.local_rows(weight)
     for name, value in optimizer.state[weight].items():

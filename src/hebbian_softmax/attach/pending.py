@@ -69,6 +69,8 @@ class Pending:
         """Whether, since the last step, something remembered was reached, or the user said that nothing is meant."""
         self.gradient_came = False
         """Whether, since the last step, a backward pass of this process has brought the weight a gradient."""
+        self.in_eval = False
+        """Whether, since the last step, that was in eval mode, or ``loss`` was to remember in it."""
         self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
         self._entries: list[_Entry] = []
         self._fold_at = 0
@@ -124,10 +126,21 @@ class Pending:
             number == now and (call is None or activations.call is call) for number, activations in self._arriving
         )
 
+    def asked_by_loss(self, training: bool, remember: bool) -> None:
+        """Note a call of ``loss``, which answers what to remember; but in eval mode nothing can be."""
+        self.answered |= training or not remember
+        self.in_eval |= remember and not training and torch.is_grad_enabled()
+
+    def note_gradient_came(self) -> None:
+        """Note that a backward pass of this process brings the weight a gradient, and in which mode."""
+        head = self._head()
+        self.gradient_came = True
+        self.in_eval |= head is not None and not head.training
+
     def weight_gradient(self) -> None:
         """Note that a gradient is about to be added to ``parameter.grad``."""
         self.begin_pass()
-        self.gradient_came = True
+        self.note_gradient_came()
         self._weight_pass = _torch.current_backward()
 
     def begin_pass(self) -> None:

@@ -80,7 +80,7 @@ class FsdpPending(ShardedPending):
 
     def gradient_added(self) -> None:
         """Note that FSDP has added to the gradient; if there was none, what belonged to the old one is forgotten."""
-        self.gradient_came = True
+        self.note_gradient_came()
         grad = self.parameter.grad
         if grad is not None and not self._is_seen(grad):
             self._drop_with_gradient()

@@ -107,7 +107,7 @@ def test_the_summary_is_honest() -> None:
     words = summarize({"plain": slow, "hebbian": fast}, settings)
     assert "plain softmax learned its way up to 35 classes, Hebbian softmax to 40" in words
     assert "Hebbian softmax had 35 classes after 25 steps, plain softmax after 50." in words
-    assert "Both chose among all classes, those that had not come yet among them. This is one seed." in words
+    assert "Both chose among all classes, including those that had not come yet. This is one seed." in words
     words = summarize({"plain": fast, "hebbian": slow}, settings)
     assert "Plain softmax had 35 classes after 25 steps, Hebbian softmax after 50." in words
     assert "no difference" in summarize({"plain": slow, "hebbian": slow}, settings)

@@ -125,7 +125,7 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings, be
             f"{NAMES[slower[0]]} after {first:,}. "
         )
     words += say_when_it_began(settings.start, began)
-    among = "all classes, those that had not come yet among them"
+    among = "all classes, including those that had not come yet"
     if settings.softmax == "active":
         among = "the classes that have come so far"
     elif settings.checks == "seen":
@@ -133,7 +133,7 @@ def summarize(histories: Mapping[str, History], settings: CurriculumSettings, be
     if settings.softmax == "all":
         words += (
             "If you know which classes can occur, leave the others out: with --softmax active, plain softmax learned "
-            "faster than the rule wherever we measured it. "
+            "faster than version 0.1's rule. "
         )
     elif settings.softmax == "seen":
         words += "In training, the softmax of both was over the classes seen so far. "
@@ -149,8 +149,8 @@ def show_answers(comparison: Comparison) -> tuple[Figure, bytes]:
     answers = {title: learner.answers(labels) for title, learner in learners.items()}
     caption = (
         f"Test drawings of the newest {len(labels)} classes that both have met. Below each, for both heads: a training "
-        "drawing of the class that it is taken for, whether that is right, and with which probability. The head that has "
-        "reached more classes has trained on these for longer."
+        "drawing of the class that it is taken for, whether that is right, and with which probability. The head that "
+        "has reached more classes has trained on these for longer."
     )
     drawings = list(first.images[first.order[labels], 0])
     return Figure("answers.png", caption), draw_answers(drawings, answers)

@@ -81,7 +81,9 @@ class MbpaSettings(Memory):
     size: int = setting(
         10_000, "the words that MbPA's memory holds; with --cache-size, by default as many as the cache", integer(1)
     )
-    neighbours: int = setting(1024, "K, the stored words that adapt the output layer; by default at most all", integer(1))
+    neighbours: int = setting(
+        1024, "K, the stored words that adapt the output layer; by default at most all", integer(1)
+    )
     steps: int = setting(1, "gradient steps; two cost many times as much as one", integer(1, 2))
     rate: float = setting(0.3, "α, the size of a step", positive)
     l2: float = setting(0.5, "β, the pull to the model's weights; it has no effect at the first step", number(0))
