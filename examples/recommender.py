@@ -178,7 +178,7 @@ def read(path: Path) -> list[tuple[str, str]]:
         timed = [(float(time), user, item) for user, item, _, time in rows]
     except OSError as error:
         raise SystemExit(f"{path} cannot be read ({error.strerror or error}); give another file") from None
-    except (UnicodeDecodeError, lzma.LZMAError) as error:
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
         raise SystemExit(f"{path} is no text in UTF-8 ({error}); give another file") from None
     except ValueError:
         raise SystemExit(f"{path} must have user, item, rating and time, with tabs between, after a header") from None

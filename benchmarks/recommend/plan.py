@@ -1,8 +1,9 @@
-"""Which trials are due: all methods are tuned on validation alone, both heads with the same trials, then get new seeds.
+"""Which trials are due: all methods are tuned on validation alone, both heads in the same way, then get new seeds.
 
 In the first round both heads try the same grid: learning rate, dropout and the length of training or, for the split by
 time, how much is learned after each period. In two further rounds each head goes on around its own best point, in the
-same way. The rule has its usual settings throughout.
+same way; where these points differ, so may the numbers of trials, because none is tried twice. The rule has its usual
+settings throughout.
 """
 
 from __future__ import annotations

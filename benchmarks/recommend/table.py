@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.recommend.plan import METHODS
 from benchmarks.recommend.records import Record, read_records
-from benchmarks.recommend.trials import TASKS
+from benchmarks.recommend.trials import TASKS, Trial
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 
 GROUPS = ("all", "<10", "<5", "cold", "new")
@@ -21,6 +21,8 @@ SETTINGS = {
     "neighbours": ("neighbours", "recent"),
     "popularity": (),
 }
+RULE = ("gamma", "limit", "start", "fade")
+"""Settings that are shown where they are not the usual ones."""
 
 
 def tables(records: Sequence[Record]) -> list[str]:
@@ -47,7 +49,10 @@ def tables(records: Sequence[Record]) -> list[str]:
             tried = [each for each in some if _is(each, method) and not each["given"]["final"]]
             if tried and final[method]:
                 given = final[method][0]["given"]
-                chosen = ", ".join(f"{name} {given[name]}" for name in SETTINGS[method] if name in given)
+                names = [name for name in SETTINGS[method] if name in given]
+                if method == "rule":
+                    names += [name for name in RULE if given[name] != getattr(Trial, name)]
+                chosen = ", ".join(f"{name} {given[name]}" for name in names)
                 lines.append(f"{method}, chosen on validation from {len(tried)} trials: {chosen}")
     return lines
 

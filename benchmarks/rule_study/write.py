@@ -89,10 +89,6 @@ class Variant:
     """Let the row as it is count as so many occurrences before the batch, in a polynomial rate."""
     whole: bool = False
     """Let a first write set the component along m at once, whatever λ is."""
-    rest: float = 1.0
-    """The share of the change that is made across the memory itself: 0 changes a row along its memory alone."""
-    stretch: float = 1.0
-    """Write memories so many times as long."""
     surprise: float = 0.0
     """Multiply λ by (1 - p of the target) to this power."""
     seen: bool = False
@@ -318,11 +314,7 @@ class Rule:
         if v.lessen:
             held = n * (2 - rate)
             rate = rate * held / (held + v.lessen * rate).clamp(min=1e-9)
-        away = scale * v.stretch * memories - weight
-        if v.rest != 1:
-            toward = memories if v.write != "across" else self._across(memories)
-            toward = toward / toward.norm(dim=1, keepdim=True).clamp(min=1e-9)
-            away = torch.lerp((away * toward).sum(1, keepdim=True) * toward, away, v.rest)
+        away = scale * memories - weight
         if v.write == "across":
             size = self.mean.norm()
             direction = self.mean / size.clamp(min=1e-9) * (size > SMALL_MEAN * self.mean_norm)

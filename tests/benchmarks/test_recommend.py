@@ -314,7 +314,7 @@ def results_of(trials: list[Trial]) -> list[Record]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_both_heads_have_equally_many_trials_on_validation_and_the_same_seeds(task: str) -> None:
+def test_both_heads_are_tuned_in_the_same_way_and_have_the_same_seeds(task: str) -> None:
     records: list[Record] = []
     done: list[Trial] = []
     while some := due([task], records):
@@ -336,6 +336,10 @@ def test_both_heads_have_equally_many_trials_on_validation_and_the_same_seeds(ta
     shown = "\n".join(tables(records))
     assert "rule, 5 seeds" in shown
     assert shown.count(f"{len(tried['plain'])} trials") == 2
+    assert "gamma" not in shown
+    for record in records:
+        record["given"]["gamma"] = 0.02
+    assert "\n".join(tables(records)).count("gamma 0.02") == 1  # of the rule alone
 
 
 def test_the_final_settings_do_not_depend_on_the_test() -> None:

@@ -136,9 +136,11 @@ def test_a_compressed_file_is_read(tmp_path: Path) -> None:
     lines = ["user\titem\trating\ttime", *(f"{k % 7}\t{k}\t5\t{1000 - k}" for k in range(100))]
     (tmp_path / "found.inter.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
     assert read(tmp_path / "found.inter.xz")[:2] == [("1", "99"), ("0", "98")]  # in the order of time
-    (tmp_path / "damaged.xz").write_bytes(b"no archive")
-    with pytest.raises(SystemExit, match="is no text in UTF-8"):
-        read(tmp_path / "damaged.xz")
+    whole = (tmp_path / "found.inter.xz").read_bytes()
+    for content in (b"no archive", whole[: len(whole) // 2]):
+        (tmp_path / "damaged.xz").write_bytes(content)
+        with pytest.raises(SystemExit, match="is no text in UTF-8"):
+            read(tmp_path / "damaged.xz")
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [word for action in self._actions for word in action.option_strings]
             near = [difflib.get_close_matches(word.partition("=")[0], options, 1) for word in unknown]
-            meant = " ".join(dict.fromkeys(name for names in near for name in names))
-            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; is {meant} meant?" if meant else ""))
+            names = list(dict.fromkeys(name for some in near for name in some))
+            meant = f"; {'is' if len(names) == 1 else 'are'} {' and '.join(names)} meant?" if names else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

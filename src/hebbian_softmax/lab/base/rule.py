@@ -22,8 +22,8 @@ RULE_BEFORE: dict[str, Any] = {"write": "centred", "rate": "paper", "start": 0, 
 """The rule of runs that do not name these settings."""
 LITERAL_RULE: dict[str, Any] = {"write": "literal", "rate": "paper", "start": 0, "fade": False}
 """The paper's rule."""
-SHORT = 250
-"""A training of fewer steps may end before features have settled: in most trainings that takes 100 to 210 steps."""
+SHORT = 300
+"""A training of fewer steps may end before features have settled: that usually takes 100 to 250 steps."""
 RATES: dict[str, Callable[[float, int | None], Rate]] = {
     "recent": RecentRate,
     "paper": lambda gamma, limit: PaperRate(gamma, LIMIT if limit is None else limit),
@@ -130,7 +130,7 @@ def say_when_it_began(start: int | str, began: int | None) -> str:
         return f"Hebbian softmax began to write after {began:,} steps, when its features had settled. "
     return (
         "Hebbian softmax has not written anything, because its features had not settled when training ended: it "
-        "learned as plain softmax does. Train it longer: in most trainings features settle after 100 to 210 steps. "
+        "learned as plain softmax does. Train it longer: features usually settle after 100 to 250 steps. "
     )
 
 
@@ -138,8 +138,8 @@ def say_if_short(start: int | str, steps: int, quiet: bool) -> None:
     """Say before a training begins that it may be too short for a head that waits until features have settled."""
     if start == "auto" and steps < SHORT and not quiet:
         say(
-            f"note: {steps:,} steps are planned, and the rule waits until features have settled, mostly for 100 to 210 "
-            "steps: in a training this short it may write nothing, and then learns as plain softmax does"
+            f"note: {steps:,} steps are planned, and the rule waits until features have settled, usually for 100 to "
+            "250 steps: in a training this short it may write nothing, and then learns as plain softmax does"
         )
 
 

@@ -21,6 +21,7 @@ from hebbian_softmax.lab.language.settings import (
 from hebbian_softmax.lab.language.zipf import zipf_corpus
 
 FOLDER = "corpus"  # stands for any folder on the command line and in config.json
+WHICH = "which corpus? Give the folder of a prepared corpus, such as hebbian train FOLDER"
 CORPORA = {
     **{name: kind.help for name, kind in KNOWN.items()},
     "zipf": "made-up words, as many as wanted; no download",
@@ -56,7 +57,7 @@ def load(name: str, settings: Settings, quiet: bool) -> Corpus:
         return zipf_corpus(settings.vocabulary, settings.tokens)
     if isinstance(settings, FolderSource):
         if not settings.corpus:
-            raise LabError("which corpus? Give the folder of a prepared corpus: hebbian train FOLDER")
+            raise LabError(WHICH)
         name = settings.corpus
     return open_corpus(load_corpus(name, data_root=settings.data_root, quiet=quiet).path, verify=True)
 

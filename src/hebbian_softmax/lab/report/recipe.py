@@ -63,7 +63,7 @@ class Recipe(ABC):
 
     def identity(self) -> tuple[str, ...]:
         """Return the settings that say, as the command itself does, which experiment a run is of."""
-        return ()
+        return ("corpus",) if self.name == "corpus" else ()
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the recipe's own settings, then the options that every recipe has."""

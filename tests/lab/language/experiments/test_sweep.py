@@ -98,7 +98,7 @@ def test_a_budget_stops_inside_a_trial_and_the_next_call_goes_on(
 ) -> None:
     last_line = refusal("sweep", folder, *SMALL, "--steps", "12", "--budget", "1e-9", "--quiet", "--runs", tmp_path)
     run = only(tmp_path)
-    assert last_line == f"  hebbian sweep corpus --resume {run.path}"
+    assert last_line == f"  hebbian sweep {folder} --resume {run.path}"
     first = open_run(run.path / "trials" / "tuning-plain-00-seed1000")
     assert checkpoint_of(first)["step"] == 1
     refusal("sweep", "corpus", "--resume", run.path, "--quiet")

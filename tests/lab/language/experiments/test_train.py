@@ -145,9 +145,11 @@ def test_a_training_too_short_for_the_rule_says_so_before_and_after(
     said, shown = capsys.readouterr().err, only(tmp_path).result()
     assert "note: 12 steps are planned, and the rule waits until features have settled" in said
     assert "has not written anything" in shown["summary"]
-    assert "--steps 750" in shown["next_steps"][0]
-    assert "# long enough for the rule to write" in shown["next_steps"][0]
+    assert "--steps 900" in shown["next_steps"][0]
+    assert "# longer, so that the rule may write" in shown["next_steps"][0]
     assert not any("--start 0" in each for each in shown["next_steps"])
+    longer, *_ = suggest("stdlib", Settings(steps=600), longer=3.0)
+    assert "--steps 1800" in longer  # never a shorter one
 
 
 def test_a_stopped_run_of_an_own_corpus_is_gone_on_with_by_its_name(

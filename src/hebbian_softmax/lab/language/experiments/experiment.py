@@ -140,7 +140,7 @@ class Experiment(Recipe, Generic[S]):
         except OutOfTimeError as error:
             raise LabError(
                 f"the budget of {settings.budget:g} s is used up, {len(bench.outcomes)} trials are stored; go on with:",
-                command=f"{program()} {self.command} --resume {quoted(run.path)}",
+                command=f"{program()} {run.typed} --resume {quoted(run.path)}",
             ) from error
         outcomes = bench.outcomes
         result = Result(

@@ -44,7 +44,7 @@ from hebbian_softmax.lab.language.learner import WARM_UP, deterministic
 from hebbian_softmax.lab.language.names import HEBBIAN, ONLY, PLAIN, TEXTS, ModelName
 from hebbian_softmax.lab.language.report.curves import CAPTION, draw_curves
 from hebbian_softmax.lab.language.settings import FINAL, Settings, TrainSettings
-from hebbian_softmax.lab.language.source import CORPORA, FOLDER, heads_of, load, settings_type
+from hebbian_softmax.lab.language.source import CORPORA, FOLDER, WHICH, heads_of, load, settings_type
 from hebbian_softmax.lab.language.task import WordsProgress, WordTask, steps_of
 from hebbian_softmax.lab.report.recipe import Recipe
 from hebbian_softmax.lab.report.result import Figure, Result, load_result
@@ -93,7 +93,7 @@ def train_and_measure(name: str, run: Run, settings: Settings, quiet: bool) -> t
         },
         tables=tabulate(scores, corpus),
         figures=[Figure("perplexity.png", CAPTION)],
-        next_steps=suggest(name, settings, longer=SHORT / steps if wrote_nothing(task) else 0),
+        next_steps=suggest(name, settings, longer=max(3.0, 3 * SHORT / steps) if wrote_nothing(task) else 0),
         settled={**asdict(settings.sizes), **settled_lengths(settings, task)},
     )
     labels = {"this run" if head == ONLY else head.title: head for head in heads}
@@ -320,14 +320,14 @@ def _rarest(plain: Score, hebbian: Score) -> str:
 def suggest(name: str, settings: Settings, longer: float = 0) -> list[str]:
     """Return commands that are worth trying next; each varies one thing of this run.
 
-    `longer` is how many times as long a training must be at least in which the rule would have written something.
+    `longer` is how many times as long a training should be where the rule has not written anything; else 0.
     """
     verb = "train" if isinstance(settings, TrainSettings) else "compare"
     variations: list[tuple[Settings, str]] = []
     if longer:
         length = next(name for name in ("max_seconds", "steps", "epochs") if getattr(settings, name))
-        more = math.ceil(3 * longer * getattr(settings, length))
-        variations.append((replace(settings, **{length: more}), "long enough for the rule to write"))
+        more = math.ceil(longer * getattr(settings, length))
+        variations.append((replace(settings, **{length: more}), "longer, so that the rule may write"))
     variations += [(replace(settings, seed=(settings.seed + 1) % 2**32), "other first weights, another order")]
     if longer:
         pass  # writing while features still move does harm, and would say nothing of the rule
@@ -365,13 +365,10 @@ class WordsRecipe(Recipe):
     def perform(self, run: Run, settings: Settings, quiet: bool) -> tuple[Result, dict[str, bytes]]:
         return train_and_measure(self.name, run, settings, quiet)
 
-    def identity(self) -> tuple[str, ...]:
-        return ("corpus",) if self.name == FOLDER else ()
-
     def folder_name(self, settings: Any) -> str:
         """Return the corpus's name; that of a folder is the folder's own name, even if it is a link to another one."""
         if self.name == FOLDER and not settings.corpus:
-            raise LabError(f"which corpus? Give the folder of a prepared corpus: hebbian {self.verb} FOLDER")
+            raise LabError(WHICH)
         return Path(os.path.abspath(settings.corpus)).name or self.name if self.name == FOLDER else self.name
 
     def _open(self, arguments: argparse.Namespace) -> tuple[Run, Any]:

@@ -37,8 +37,8 @@ from hebbian_softmax.lab.language.names import TEXTS, ModelName
 CACHE_SIZES = (500, 1000, 2000, 5000, 10_000)
 """The sizes of the cache to choose from, where none is given."""
 FEW, SAMPLE, PATIENCE = 64, 1024, 5.0
-"""To find out how long reading takes, a few words are read, and then four times as many, as long as these are expected
-to take no more seconds than the last number."""
+"""To find out how long reading takes, a few words are read, then twice as many, then each time four times as many, as
+long as these are expected to take no more seconds than the last number."""
 T = TypeVar("T")
 
 
@@ -126,8 +126,8 @@ def cost(models: Mapping[ModelName, LanguageModel], memories: Memories, reading:
 def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading) -> float:
     """Return how long all texts will take, from the time of some words with memories that are full.
 
-    Many words at once take less time each, so two numbers of words are measured at least: a part of the time is that of
-    each call, however many words it reads.
+    Many words at once take less time each, because a part of the time is that of each call, however many words it
+    reads. So two numbers of words are measured, unless the first one takes too long already.
     """
     ids = reading.text(reading.splits[0])
     by_kind: dict[type, float] = {}
@@ -140,9 +140,13 @@ def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading)
             stored = h[at] + 0.01 * h.float().std() * torch.randn_like(h[at])
             read = each.reader(layer_of(model), memories.workspace, (stored.to(h.dtype), targets[at]))
             points: list[tuple[int, float]] = []
-            while not points or (points[-1][0] < len(h) and (len(points) < 2 or 4 * points[-1][1] < PATIENCE)):
-                few = min(len(h), 4 * points[-1][0] if points else FEW)
+            few = min(len(h), FEW)
+            while True:
                 points.append((few, timed(partial(_read, read, h[:few], targets[:few]))[1]))
+                times = 2 if len(points) == 1 else 4
+                if few == len(h) or times * points[-1][1] >= PATIENCE:
+                    break
+                few = min(len(h), times * few)
             by_kind[type(each)] = seconds_a_word(points, usual_piece(model, memories))
     words = sum(len(reading.text(split)) - 1 for split in reading.splits)
     total = (alone / len(h) + sum(by_kind.values())) * words
