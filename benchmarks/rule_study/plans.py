@@ -190,11 +190,11 @@ def rates(common: Given, seeds: range) -> list[Given]:
 
 def further(common: Given, seeds: range) -> list[Given]:
     """Return the library's own head beside other γ, and forms that short trainings and images say might replace it."""
-    rising, prior = LESSENED | RISING, PRIOR | RISING
     heads: list[Given] = [
         {},
         *({"library": rule} for rule in ({}, {"gamma": 0.1}, {"gamma": 0.05})),
-        *(form | rate for form in (rising, prior) for rate in ({}, {"floor": 0.1})),
+        *(LESSENED | change for change in ({}, {"floor": 0.1}, RISING)),
+        PRIOR | RISING,
         *(CHOSEN | change for change in ({"within": 100.0}, {"fading": 0.5}, {"fading": 2.0})),
     ]
     return [named(common, head, seed=seed) for seed in seeds for head in heads]
@@ -297,7 +297,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "cut-forms": lambda: [
         named(CUT, form, seed=seed)
         for seed in (100, 101, 102)
-        for form in ({}, CHOSEN, LESSENED | RISING, PRIOR | RISING)
+        for form in ({}, CHOSEN, LESSENED, LESSENED | RISING, PRIOR | RISING)
     ],
     "images-forms": lambda: [
         *images({"longtail": range(100, 103)}, *FORMS),
