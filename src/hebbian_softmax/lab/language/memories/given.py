@@ -158,7 +158,7 @@ def expected_seconds(model: LanguageModel, memories: Memories, reading: Reading)
 def seconds_a_word(points: Sequence[tuple[int, float]], piece: int) -> float:
     """Return the seconds that each word takes in calls of `piece` words, given numbers of words and their seconds.
 
-    >>> seconds_a_word([(64, 2.0), (256, 3.2)], 4096) * 4096  # 1.6 seconds for a call, and 0.00625 for each word
+    >>> round(4096 * seconds_a_word([(64, 2.0), (256, 3.2)], 4096), 3)  # 1.6 for a call, and 0.00625 for each word
     27.2
     """
     if len(points) == 1:
