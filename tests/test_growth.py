@@ -358,13 +358,20 @@ def test_a_state_of_fewer_classes_is_refused_when_it_is_loaded_or_attached() -> 
         other.attach(optimizer)
 
 
-def test_a_state_with_factors_of_the_matrix_is_accepted() -> None:
-    head = HebbianSoftmax(4, 10)
-    optimizer = torch.optim.Adafactor(head.parameters())
+@pytest.mark.parametrize("classes", [1, 10])
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Adam])
+def test_states_of_one_row_are_told_from_states_of_one_class(kind: type[torch.optim.Optimizer], classes: int) -> None:
+    head = HebbianSoftmax(4, classes)
+    optimizer = kind(head.parameters())
     head.attach(optimizer)
-    head.loss(torch.randn(3, 4), torch.tensor([1, 2, 3])).backward()
+    head.loss(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64)).backward()
     optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(before)
+    head.add_classes(2)
     optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"has {classes} classes and the head has {classes + 2}"):
+        optimizer.load_state_dict(before)
 
 
 class Preconditioned(torch.optim.SGD):

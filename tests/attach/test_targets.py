@@ -360,6 +360,21 @@ def test_the_mode_of_the_step_says_nothing() -> None:
         lab.optimizer.step()
 
 
+@pytest.mark.parametrize("before", ["no backward pass", "cleared", "zeroed"])
+def test_evaluation_before_a_step_is_not_its_cause(before: str) -> None:
+    lab = Lab()
+    h, y = lab.batch(1, 2)
+    lab.model.eval()
+    loss = lab.head.loss(h, y)
+    if before != "no backward pass":
+        loss.backward()
+        lab.optimizer.zero_grad(set_to_none=before == "cleared")
+    lab.model.train()
+    F.cross_entropy(lab.model(torch.randn(2, 3, dtype=torch.float64)), y).backward()
+    with pytest.warns(UserWarning, match=r"with head\.targets\(y\)"):
+        lab.optimizer.step()
+
+
 @pytest.mark.parametrize(
     "case",
     ["remember=False", "remember=False, eval", "ignored", "memorizing=False", "memorizing=False, eval", "no gradient"],

@@ -342,8 +342,9 @@ def _check_rows_of_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     if not _is_known(optimizer):
         return
     for name, value in state.items():
-        per_row = isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == weight.shape[1]
-        if per_row and value.shape[0] not in (1, weight.shape[0]):
+        # Adafactor has one number for each row, and one for each column: a single row for all classes.
+        per_row = isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] in (1, weight.shape[1])
+        if per_row and name != "col_var" and value.shape[0] != weight.shape[0]:
             raise ValueError(
                 f"the optimizer's state {name!r} has {value.shape[0]} classes and the head has {weight.shape[0]}; "
                 + (
@@ -355,7 +356,7 @@ def _check_rows_of_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 
 def _is_known(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith(("torch.optim.", "hebbian_softmax."))
+    return f"{type(optimizer).__module__}.".startswith(("torch.optim.", "hebbian_softmax."))
 
 
 def _check_for_copy(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:

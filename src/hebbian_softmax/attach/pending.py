@@ -70,7 +70,7 @@ class Pending:
         self.gradient_came = False
         """Whether, since the last step, a backward pass of this process has brought the weight a gradient."""
         self.in_eval = False
-        """Whether, since the last step, that was in eval mode, or ``loss`` was to remember in it."""
+        """Whether a gradient that came in eval mode is still there."""
         self._head = weakref.ref(head)  # a loss may outlive its head, and must not keep it
         self._entries: list[_Entry] = []
         self._fold_at = 0
@@ -129,7 +129,6 @@ class Pending:
     def asked_by_loss(self, training: bool, remember: bool) -> None:
         """Note a call of ``loss``, which answers what to remember; but in eval mode nothing can be."""
         self.answered |= training or not remember
-        self.in_eval |= remember and not training and torch.is_grad_enabled()
 
     def note_gradient_came(self) -> None:
         """Note that a backward pass of this process brings the weight a gradient, and in which mode."""
@@ -159,6 +158,8 @@ class Pending:
     def drop_cleared(self) -> None:
         """Forget the activations whose gradient was cleared."""
         grad = self.parameter.grad
+        if self.in_eval and (grad is None or (not grad.is_cuda and not any_nonzero(grad))):
+            self.in_eval = False
         if grad is None:
             self._drop_with_gradient()
         elif self.parameter.requires_grad:  # what became pending for a frozen weight lasts until the step
