@@ -2,8 +2,10 @@
 
     python -m benchmarks.recommend FILE.jsonl --data FOLDER [--tasks beauty] [--workers 6] [--budget 300]
 
-FOLDER has ``recommend/amazon-beauty.txt.xz`` and ``recommend/movielens-100k.inter.xz``. Results are appended to
-FILE.jsonl, one trial a line; what has a line is not run again, so a program that was stopped goes on where it was.
+FOLDER has ``recommend/amazon-beauty.txt.xz`` and ``recommend/movielens-100k.inter.xz``. ``--interactions`` takes a file
+of your own in place of these two: tab-separated lines of user, item and, last, time after a header, or a line for each
+user with the user's items in the order of time. Results are appended to FILE.jsonl, one trial a line; what has a line
+is not run again, so a program that was stopped goes on where it was.
 ``python -m benchmarks.recommend.table FILE.jsonl`` shows the results.
 """
 
@@ -21,7 +23,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.recommend.plan import due
 from benchmarks.recommend.records import Record, append, origin, read_records
-from benchmarks.recommend.trials import TASKS, Trial, work
+from benchmarks.recommend.trials import LAST, TASKS, TIME, Trial, split_of, work
 
 MARGIN, GRACE = 10.0, 2.0
 """Seconds before the end of the budget when trials are ended, and seconds that workers then have to end themselves."""
@@ -91,14 +93,29 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("file", type=Path, help="file that results are appended to")
     parser.add_argument("--data", type=Path, default=os.environ.get("HEBBIAN_DATA"), help="folder of the data")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--interactions", type=Path, help="a file of your own, in place of --tasks")
+    parser.add_argument(
+        "--split",
+        choices=("last", "time"),
+        default="time",
+        help="of your own file: ask for the last item of each user, or for all that comes after the first 40 %%",
+    )
     parser.add_argument("--workers", type=int, default=6, help="processes that train at the same time")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which the program ends")
     options = parser.parse_args(arguments)
-    if options.data is None:
-        parser.error("--data FOLDER is needed, or the environment variable HEBBIAN_DATA")
+    tasks: list[str] = options.tasks
+    if options.interactions is not None:
+        file = options.interactions.resolve()
+        tasks = [f"{LAST if options.split == 'last' else TIME}{file}"]
+        try:
+            split_of(tasks[0], file.parent)  # now, before workers are started
+        except (OSError, ValueError) as error:
+            parser.error(f"{error}" + ("; without times give --split last" if options.split == "time" else ""))
+    elif options.data is None:
+        parser.error("--data FOLDER is needed, or the environment variable HEBBIAN_DATA, or --interactions FILE")
     deadline = time.time() + options.budget - MARGIN
     append(options.file, origin("benchmarks.recommend"))
-    whole = compare(options.file, options.data, options.tasks, options.workers, deadline)
+    whole = compare(options.file, options.data or Path(), tasks, options.workers, deadline)
     print("everything has a result" if whole else "out of time: run the same command again to go on")
 
 

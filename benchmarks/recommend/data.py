@@ -75,30 +75,39 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_sequences(path: Path) -> list[Items]:
-    """Return the items of each user from lines of a user and the user's items in the order of time.
+    """Return the items of each user, in the order of time.
 
-    Items are numbered as they first occur in the file.
+    A line has a user and the user's items in that order, with spaces between; items are numbered as they first occur.
+    Or a line is one interaction, as in :func:`read_events`.
     """
+    lines = read_lines(path)
+    if any("\t" in line for line in lines[:2]):
+        return sequences_of(read_events(path))
     numbers: dict[str, int] = {}
     found = []
-    for line in read_lines(path):
+    for line in lines:
         _, *items = line.split()
         found.append(np.array([numbers.setdefault(item, len(numbers)) for item in items], dtype=np.int64))
     return found
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the interactions, oldest first, from tab-separated lines of user, item, rating and time after a header.
+    """Return the interactions, oldest first, from tab-separated lines after a header: user, item, anything, and time.
 
     Users and items are numbered as they are first seen. Interactions of the same second stay in the order of the file.
     """
-    lines = [line.split("\t") for line in read_lines(path)[1:]]
-    lines.sort(key=lambda line: float(line[3]))
     users: dict[str, int] = {}
     items: dict[str, int] = {}
+    try:
+        timed = [
+            (float(time), user, item) for user, item, *_, time in (line.split("\t") for line in read_lines(path)[1:])
+        ]
+    except ValueError:
+        raise ValueError(f"{path} must have a user, an item and last a time in each line, with tabs between") from None
+    timed.sort(key=lambda each: each[0])
     return [
-        Event(users.setdefault(user, len(users)), items.setdefault(item, len(items)), int(float(time)))
-        for user, item, _, time in lines
+        Event(users.setdefault(user, len(users)), items.setdefault(item, len(items)), int(time))
+        for time, user, item in timed
     ]
 
 

@@ -3,7 +3,7 @@
 In the first round both heads try the same grid: learning rate, dropout and the length of training or, for the split by
 time, how much is learned after each period. In two further rounds each head goes on around its own best point, in the
 same way; where these points differ, so may the numbers of trials, because none is tried twice. The rule has its usual
-settings throughout.
+settings throughout. What decides is the NDCG of all questions, whatever it means for those about new items.
 """
 
 from __future__ import annotations
@@ -14,34 +14,37 @@ from itertools import product
 from typing import Any
 
 from benchmarks.recommend.records import Record
-from benchmarks.recommend.trials import Trial
+from benchmarks.recommend.trials import Trial, task_of
 
 TUNING_SEED = 1000
 FINAL_SEEDS = (1, 2, 3, 4, 5)
-THIRD: dict[str, list[dict[str, Any]]] = {
-    "beauty": [{"epochs": 15}, {"epochs": 30}],
-    "movielens": [{"epochs": 40}, {"epochs": 80}],
-    "movielens by time": [
-        {"epochs": 60, "period_rate": rate, "passes": passes}
-        for rate, passes in ((0.25, 1), (1.0, 1), (0.25, 4), (1.0, 4))
-    ],
-}
-"""The third axis of the grid, beside learning rate and dropout."""
-NEIGHBOURS = [{"neighbours": k, "recent": recent} for k, recent in product((20, 100, 500), (1, 2, 3, 5, 10, 20, 1000))]
+MANY = 10_000
+"""Neighbours that are all of them where there are no more items."""
+NEIGHBOURS = [
+    {"neighbours": k, "recent": recent} for k, recent in product((20, 100, 500, MANY), (1, 2, 3, 5, 10, 20, 1000))
+]
+
+
+def third_axis(task: str) -> list[dict[str, Any]]:
+    """Return what is tried beside learning rate and dropout."""
+    lengths, periods = task_of(task).epochs, task_of(task).periods
+    learned = [{"period_rate": rate, "passes": passes} for rate, passes in ((0.25, 1), (1.0, 1), (0.25, 4), (1.0, 4))]
+    return [{"epochs": epochs} | more for epochs in lengths for more in (learned if periods else [{}])]
 
 
 def grid(task: str) -> list[dict[str, Any]]:
     """Return the settings that both heads try."""
     rates, dropouts = (1e-3, 3e-3), (0.2, 0.5)
-    return [{"learning_rate": lr, "dropout": p} | third for lr, p, third in product(rates, dropouts, THIRD[task])]
+    return [{"learning_rate": lr, "dropout": p} | third for lr, p, third in product(rates, dropouts, third_axis(task))]
 
 
 def around(best: Trial) -> list[Trial]:
     """Return what is tried around a point."""
     changes: list[dict[str, Any]] = [{"learning_rate": best.learning_rate * factor} for factor in (0.6, 1.7)]
     changes += [{"dropout": min(0.8, max(0.0, round(best.dropout + more, 2)))} for more in (-0.15, 0.15)]
-    if "passes" in THIRD[best.task][0]:
-        changes += [{"passes": min(8, 2 * best.passes)}, {"period_rate": 2 * best.period_rate}]
+    if task_of(best.task).periods:
+        changes += [{"passes": number} for number in {max(1, best.passes // 2), min(8, 2 * best.passes)}]
+        changes += [{"period_rate": best.period_rate * factor} for factor in (0.5, 2)]
     else:
         changes += [{"epochs": round(best.epochs * factor)} for factor in (0.7, 1.5)]
     return [replace(best, **change) for change in changes]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.recommend.plan import METHODS
 from benchmarks.recommend.records import Record, read_records
-from benchmarks.recommend.trials import TASKS, Trial
+from benchmarks.recommend.trials import Trial
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 
 GROUPS = ("all", "<10", "<5", "cold", "new")
@@ -28,7 +28,7 @@ RULE = ("gamma", "limit", "start", "fade")
 def tables(records: Sequence[Record]) -> list[str]:
     """Return the lines of all tables, in per cent."""
     lines: list[str] = []
-    for task in TASKS:
+    for task in dict.fromkeys(record["given"]["task"] for record in records):
         some = [record for record in records if record["given"]["task"] == task and "valid" in record]
         final = {method: [each for each in some if _is(each, method) and "test" in each] for method in METHODS}
         if not any(final.values()):

@@ -23,7 +23,6 @@ from benchmarks.recommend.data import (
     leave_one_out,
     read_events,
     read_sequences,
-    sequences_of,
 )
 from benchmarks.recommend.scores import BEST, Tally
 from hebbian_softmax import OnePassAdam
@@ -43,14 +42,31 @@ class Task(NamedTuple):
     length: int
     """How many items a network reads at once."""
     batch: int
+    epochs: tuple[int, ...]
+    """The lengths of training that are tried first."""
+    periods: bool = False
+    """Whether it goes on after training, period by period."""
 
 
 TASKS = {
-    "beauty": Task(lambda root: leave_one_out(read_sequences(root / BEAUTY)), 50, 256),
-    "movielens": Task(lambda root: leave_one_out(sequences_of(read_events(root / MOVIELENS))), 100, 64),
-    "movielens by time": Task(lambda root: by_time(read_events(root / MOVIELENS)), 100, 64),
+    "beauty": Task(lambda root: leave_one_out(read_sequences(root / BEAUTY)), 50, 256, (15, 30)),
+    "movielens": Task(lambda root: leave_one_out(read_sequences(root / MOVIELENS)), 100, 64, (40, 80)),
+    "movielens by time": Task(lambda root: by_time(read_events(root / MOVIELENS)), 100, 64, (60,), periods=True),
 }
 """Amazon Beauty has an order for each user and no dates, so it cannot be split by time."""
+LAST, TIME = "last item of ", "by time: "
+"""How the names of tasks begin that are made of a file of one's own; the file's path follows."""
+
+
+def task_of(name: str) -> Task:
+    """Return a task by its name: one of ``TASKS``, or one of a file of one's own."""
+    if name in TASKS:
+        return TASKS[name]
+    if name.startswith(LAST):
+        return Task(lambda root: leave_one_out(read_sequences(root / name.removeprefix(LAST))), 100, 128, (20, 40))
+    if name.startswith(TIME):
+        return Task(lambda root: by_time(read_events(root / name.removeprefix(TIME))), 100, 128, (40,), periods=True)
+    raise ValueError(f"task must be one of {', '.join(TASKS)}, or begin with {LAST!r} or {TIME!r}, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,7 @@ class Trial:
 @cache
 def split_of(task: str, root: Path) -> Split:
     """Return the divided interactions of a task, read once."""
-    return TASKS[task].split(root)
+    return task_of(task).split(root)
 
 
 def run(trial: Trial, root: Path, device: str, deadline: float) -> dict[str, Any]:
@@ -136,7 +152,7 @@ class Network:
     """A recommender that is trained, and goes on learning after each period."""
 
     def __init__(self, trial: Trial, split: Split, device: str, deadline: float) -> None:
-        self.task, self.trial = TASKS[trial.task], trial
+        self.task, self.trial = task_of(trial.task), trial
         rule = {name: getattr(trial, name) for name in ("gamma", "limit", "start", "fade")}
         memorizing = trial.method == "rule"
         self.model = Recommender(

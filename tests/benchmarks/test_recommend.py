@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.recommend import __main__ as command
 from benchmarks.recommend import million
 from benchmarks.recommend.baselines import Neighbours, Popularity
 from benchmarks.recommend.data import (
@@ -25,14 +26,15 @@ from benchmarks.recommend.data import (
     by_time,
     leave_one_out,
     read_events,
+    read_lines,
     read_sequences,
     sequences_of,
 )
-from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, THIRD, TUNING_SEED, due
+from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, TUNING_SEED, due, third_axis
 from benchmarks.recommend.records import Record, read_records
 from benchmarks.recommend.scores import Tally, gains
 from benchmarks.recommend.table import tables
-from benchmarks.recommend.trials import BEAUTY, MOVIELENS, TASKS, Network, Trial, run, split_of
+from benchmarks.recommend.trials import BEAUTY, LAST, MOVIELENS, TASKS, TIME, Network, Trial, run, split_of
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
@@ -296,6 +298,34 @@ def test_the_heads_differ_by_the_write_alone(data: Path) -> None:
     assert not torch.allclose(rows("rule", 50, 2), plain)
 
 
+@pytest.mark.parametrize("split", [LAST, TIME])
+def test_a_file_of_ones_own_is_a_task(data: Path, split: str) -> None:
+    own = data / "mine.tsv"
+    rows = [line.split("\t") for line in read_lines(data / MOVIELENS)[1:]]
+    own.write_text("\n".join(["user\titem\ttime", *("\t".join((row[0], row[1], row[3])) for row in rows)]))
+    name = "movielens" if split == LAST else "movielens by time"
+    assert repr(split_of(f"{split}{own}", data)) == repr(split_of(name, data))
+    settings: dict[str, Any] = {"final": True, "epochs": 2, "start": 1}
+    found = run(Trial(f"{split}{own}", "rule", **settings), data, "cpu", late())
+    assert found["test"]["all"]["questions"] > 0
+    assert any(str(own) in line for line in tables([found]))
+    assert {trial.task for trial in due([f"{split}{own}"], [])} == {f"{split}{own}"}
+
+
+def test_files_that_cannot_be_a_task_are_refused_before_anything_runs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "order.txt").write_text("1 2 3 4\n2 3 4 5\n")
+    results = tmp_path / "results.jsonl"
+    for file, message in (("order.txt", "without times give --split last"), ("none.txt", "No such file")):
+        with pytest.raises(SystemExit):
+            command.main([str(results), "--interactions", str(tmp_path / file)])
+        assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match="task must be one of beauty"):
+        split_of("mine", data)
+    assert not results.exists()
+
+
 def test_a_trial_out_of_time_raises(data: Path) -> None:
     with pytest.raises(TimeoutError):
         run(Trial("beauty", "plain", epochs=1000), data, "cpu", time.time() + 0.2)
@@ -323,7 +353,7 @@ def test_both_heads_are_tuned_in_the_same_way_and_have_the_same_seeds(task: str)
         records += json.loads(json.dumps(results_of(some)))
     tried = {method: [trial for trial in done if trial.method == method and not trial.final] for method in METHODS}
     assert [replace(each, method="rule") for each in tried["plain"]] == tried["rule"]  # with equal results
-    assert len(set(tried["plain"])) == len(tried["plain"]) >= len(THIRD[task]) * 4 + 6
+    assert len(set(tried["plain"])) == len(tried["plain"]) >= len(third_axis(task)) * 4 + 6
     assert {each.seed for some in tried.values() for each in some} == {TUNING_SEED}
     final = {method: [trial for trial in done if trial.method == method and trial.final] for method in METHODS}
     for method in ("plain", "rule"):
