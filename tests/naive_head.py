@@ -359,7 +359,8 @@ class NaiveHead:
             last = max(least, min(running.seen // self.classes // 4, running.batches // 20))
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
-        self.oracle.follow(self.how == "literal", gamma, last if self.memorizing else 0, batches if waits else None)
+        seen = batches if waits else None
+        self.oracle.follow(self.how == "literal", gamma, last if self.memorizing else 0, seen, strength)
         self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
         self.parameters["weight"] = self.oracle.update(theta, scale * (h - center), targets)

@@ -26,11 +26,14 @@ def mean_rate(count: int, n: int, gamma: float, limit: int) -> float:
     return max(n / (count + n), gamma) if count < limit else 0.0
 
 
-def recent_rate(count: int, n: int, batches: int, gamma: float, limit: int) -> float:
-    """Return the rate of steps: a mean in which the k-th occurrence weighs about k², and the last 150 batches more."""
+def recent_rate(count: int, n: int, batches: int, gamma: float, limit: int, strength: float) -> float:
+    """Return the rate of steps: a mean in which the k-th occurrence weighs about k².
+
+    If the learning rate is below its highest value, of which it has ``strength`` left, the last 150 batches weigh more.
+    """
     if count >= limit:
         return 0.0
-    weight = n * batches / 150
+    weight = n * batches / 150 * min(1.0, 10 * (1 - strength))
     return max(3 * n / (count + 3 * n), min(gamma, weight / (count + weight)) if weight else 0.0)
 
 
@@ -86,15 +89,18 @@ class Oracle:
         self.target: Callable[[int, Tensor, Tensor], Tensor] = lambda i, mean, row: mean
         """What is written for class i, given the mean of its activations and its row."""
 
-    def follow(self, literal: bool, gamma: float, limit: int, batches: int | None) -> None:
-        """Take the paper's rate, or the default's: of a step after so many batches, or (None) on demand."""
+    def follow(self, literal: bool, gamma: float, limit: int, batches: int | None, strength: float = 1.0) -> None:
+        """Take the paper's rate, or the default's: of a step after so many batches, or (None) on demand.
+
+        ``strength`` is the learning rate of the step, over the highest one.
+        """
 
         def rate(count: int, n: int) -> float:
             if literal:
                 return paper_rate(count, gamma, limit)
-            return (
-                mean_rate(count, n, gamma, limit) if batches is None else recent_rate(count, n, batches, gamma, limit)
-            )
+            if batches is None:
+                return mean_rate(count, n, gamma, limit)
+            return recent_rate(count, n, batches, gamma, limit, strength)
 
         shortens = batches is not None and not literal
         self.rate, self.length = rate, lambda count, n: shortened(n, rate(count, n)) if shortens else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from itertools import product
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hebbian_softmax import ConstantRate, HebbianSoftmax, InclusiveRate, InverseCountRate, PaperRate, RecentRate
+from hebbian_softmax.write.timing import Timing
 from tests.closeness import assert_rounded_once
 from tests.heads import early_head
 from tests.oracle import IGNORED, ManualLoop, Oracle, mean_rate, paper_rate, recent_rate, shortened
@@ -110,23 +112,36 @@ def test_rates(counts, n, gamma, limit) -> None:
     assert head.mixing_rate(before, many).tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
     assert PaperRate(gamma, limit)(before, many).tolist() == [paper_rate(c, gamma, limit) for c in counts]
     assert InclusiveRate(gamma, limit)(before, many).tolist() == [paper_rate(c + n, gamma, limit) for c in counts]
-    for mean, batches, classes in product((3, 520, 900), (900, 3300), (2, 17, 500, None)):
+    cases = product((3, 520, 900), (900, 3300), (2, 17, 500, None), (1.0, 0.97, 0.5))
+    for mean, batches, classes, strength in cases:
+        fallen = min(1.0, 10 * (1 - strength))
         last = max(min(100, 500 if classes is None else classes), min(mean // 4, batches // 20))
         for number in (int, torch.tensor):
-            found = RecentRate(gamma)(4 * before, many, number(mean), number(batches), classes)
-            fixed = RecentRate(gamma, limit)(before, many, number(mean), number(batches), classes)
+            arguments = number(mean), number(batches), classes, fallen
+            found = RecentRate(gamma)(4 * before, many, *arguments)
+            fixed = RecentRate(gamma, limit)(before, many, *arguments)
             if classes is None:
                 assert found.tolist() == [mean_rate(4 * c, n, gamma, last) for c in counts]
                 assert fixed.tolist() == [mean_rate(c, n, gamma, limit) for c in counts]
             else:
-                assert found.tolist() == [recent_rate(4 * c, n, batches, gamma, last) for c in counts]
-                assert fixed.tolist() == [recent_rate(c, n, batches, gamma, limit) for c in counts]
+                assert found.tolist() == [recent_rate(4 * c, n, batches, gamma, last, strength) for c in counts]
+                assert fixed.tolist() == [recent_rate(c, n, batches, gamma, limit, strength) for c in counts]
                 lengths = [shortened(n, rate) for rate in found.tolist()]
                 torch.testing.assert_close(RecentRate.length(many, found).tolist(), lengths)
     assert ConstantRate(gamma)(before, many).tolist() == [gamma] * len(counts)
     assert ConstantRate(gamma, limit)(before, many).tolist() == [gamma if c < limit else 0 for c in counts]
     assert InverseCountRate()(before, many).tolist() == [1 / max(c, 1) for c in counts]
     assert InverseCountRate(limit)(before, many).tolist() == [paper_rate(c, 0, limit) for c in counts]
+
+
+def test_a_cosine_of_2024_steps_has_the_rate_that_does_not_ask_for_the_learning_rate() -> None:
+    """So the final runs on words, which are of this length, stand for the rate that asks, too."""
+    counts, n, rate, highest = torch.arange(400), torch.randint(1, 9, (400,)), RecentRate(0.2), 0.0
+    for done in range(2024):
+        lr = min(1, (done + 1) / 50) * 0.5 * (1 + math.cos(math.pi * done / 2024))
+        highest = max(highest, lr)
+        fallen = Timing(True, lr, highest).fallen()
+        assert torch.equal(rate(counts, n, 0, done, 30_000, fallen), rate(counts, n, 0, done, 30_000, 1))
 
 
 @pytest.mark.parametrize("rate", [ConstantRate(0.3), InverseCountRate(5), InclusiveRate(0.2, 12), lambda c, n: n / 10])
@@ -157,10 +172,10 @@ def test_steps_of_the_usual_rate_in_short_and_long_trainings(write: str, batches
     optimizer = torch.optim.SGD(head.parameters(), lr=1e-300)  # too small for a step, but it can be halved
     head.attach(optimizer)
     mean = torch.zeros(FEATURES, dtype=torch.float64)
-    for done in range(3):
-        optimizer.param_groups[0]["lr"] = 1e-300 / 2**done
-        oracle.factor = lambda i, strength=0.5**done: strength
-        oracle.rate = lambda count, n, before=batches + done: recent_rate(count, n, before, 0.3, 50)
+    for done, left in enumerate((1.0, 0.9375, 0.5)):
+        optimizer.param_groups[0]["lr"] = 1e-300 * left
+        oracle.factor = lambda i, left=left: left
+        oracle.rate = lambda count, n, before=batches + done, left=left: recent_rate(count, n, before, 0.3, 50, left)
         if write == "centred":
             oracle.length = lambda count, n: shortened(n, oracle.rate(count, n))
         h, y = torch.randn(12, FEATURES, dtype=torch.float64) + 1, torch.randint(CLASSES, (12,))
@@ -179,7 +194,9 @@ def test_a_rate_that_extends_the_usual_one_takes_its_arguments() -> None:
         def __call__(self, counts: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]
             return torch.full_like(counts, 0.5, dtype=torch.float64)
 
-    with pytest.raises(TypeError, match=r"rate extends RecentRate.*\(counts, n, mean_count, batches, classes\)"):
+    with pytest.raises(
+        TypeError, match=r"rate extends RecentRate.*\(counts, n, mean_count, batches, classes, fallen\)"
+    ):
         HebbianSoftmax(FEATURES, CLASSES, rate=Half(0.2, 50))
 
 

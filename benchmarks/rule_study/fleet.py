@@ -1,12 +1,13 @@
-"""Training several language models of one shape at once, each with its own weights, seed, dropout and variant.
+"""Training several language models of one shape at once, each with its own weights, seed and variant.
 
 What is done is what :func:`benchmarks.rule_study.train.train` does, model by model. Only the LSTM is computed for all
-models together (:mod:`benchmarks.rule_study.lstm`), because alone it leaves a GPU mostly idle.
+models together (:mod:`benchmarks.rule_study.lstm`), because alone it leaves a GPU mostly idle. The models share one
+generator for dropout, so what a seed draws depends on which models are trained beside it: the same trial in another
+fleet is another sample.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 
 from benchmarks.rule_study.lstm import BatchedLSTM
 from benchmarks.rule_study.train import (
-    WARMUP,
     Trial,
     as_graph,
     asked_for,
     began,
+    learning_rate,
     make_head,
     perplexities,
     texts_of,
@@ -217,8 +218,5 @@ def train_fleet(trials: list[Trial], device: str, data: Path | None, deadline: f
 
 def _schedule(trials: list[Trial], total: int) -> Tensor:
     """Return the learning rate and the progress of each step and model, (steps, models, 2)."""
-    rows = []
-    for done in range(total):
-        share = min(1, (done + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * done / total))
-        rows.append([[trial.learning_rate * share, done / total] for trial in trials])
+    rows = [[[learning_rate(trial, done, total), done / total] for trial in trials] for done in range(total)]
     return torch.tensor(rows, dtype=torch.float32)

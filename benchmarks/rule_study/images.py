@@ -48,9 +48,11 @@ class Trial:
     learning_rate: float = 0.0
     """0 stands for the task's own."""
     epochs: float = 30.0
-    """Of digits, whose learning rate follows a cosine to 0; the other tasks have a constant one and known steps."""
+    """Of digits, whose learning rate follows a cosine to 0; the other tasks have known steps and a constant rate."""
     steps: int = 0
     """Of the other tasks; 0 stands for the task's own."""
+    cosine: bool = False
+    """Whether the learning rate of the other tasks follows a cosine to 0, too."""
     validation: bool = False
     """Whether digits are evaluated on the validation images, to choose with."""
 
@@ -197,7 +199,8 @@ def _curriculum(trial: Trial) -> Course:
         reached = {f"to {level}": history.steps_to(level) for level in LEVELS}
         return {"test": {"classes": history.reached, **reached}, "curve": history.state_dict()}
 
-    return Course(steps, pupil.step, check, outcome, pupil.optimizer, pupil.writing, pupil.head, lambda done: rate)
+    learning_rate = _schedule(rate, steps, trial.cosine)
+    return Course(steps, pupil.step, check, outcome, pupil.optimizer, pupil.writing, pupil.head, learning_rate)
 
 
 def _tail(trial: Trial) -> Course:
@@ -236,7 +239,10 @@ def _tail(trial: Trial) -> Course:
             found["rarest"] = accuracy[-RARE_DIGITS:].mean().item()
         return {"test": {key: 100 * value for key, value in found.items()}, "curve": curve}
 
-    def learning_rate(done: int) -> float:
-        return rate * 0.5 * (1 + math.cos(math.pi * done / total)) if trial.task == "digits" else rate
-
+    learning_rate = _schedule(rate, total, trial.cosine or trial.task == "digits")
     return Course(total, step, check, outcome, learner.optimizer, writing, learner.head, learning_rate)
+
+
+def _schedule(peak: float, total: int, cosine: bool) -> Callable[[int], float]:
+    """Return the learning rate after so many steps: constant, or a cosine from ``peak`` to 0."""
+    return lambda done: peak * 0.5 * (1 + math.cos(math.pi * done / total)) if cosine else peak

@@ -333,6 +333,21 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
         {"longtail": range(100, 103), "glyphs": range(101, 103)},
         *({"library": {"gamma": gamma}} for gamma in (0.02, 0.05, 0.1, 0.3)),
     ),
+    "images-falling": lambda: [
+        trial
+        for cosine in (False, True)
+        for trial in images(
+            {"longtail": range(100, 103), "glyphs": range(101, 103)},
+            *({}, CHOSEN, CHOSEN | {"falling": 10.0}, CHOSEN | {"falling": 1.0}, CHOSEN | {"floor": 0.05}),
+            cosine=cosine,
+        )
+    ],
+    "cut-falling": lambda: [
+        named(CUT | {"constant": constant, "learning_rate": 0.005}, head, seed=seed)
+        for constant in (True, False)
+        for seed in (100, 101)
+        for head in ({}, CHOSEN, CHOSEN | {"falling": 10.0})
+    ],
     "novels-epochs": lambda: lengths(NOVELS | {"output_dropout": 0.1}, range(103, 105), (1.0, 2.0, 3.0, 5.0, 8.0)),
     "wikitext-limits": lambda: limits(
         WIKITEXT | {"input_dropout": 0.5, "output_dropout": 0.5}, range(101, 103), (0.25, 0.5)
@@ -343,6 +358,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "reuters-paired": lambda: paired(REUTERS | {"output_dropout": 0.4}, range(101, 104)),
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
+    "images-fresh": lambda: images({"longtail": range(10, 20), "glyphs": range(10, 20)}, {}, {"library": {}}),
     "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
     "images-further": lambda: [
         *images({"longtail": range(100, 103)}, {}, *(CHOSEN | {"limit": limit} for limit in (50, 100, 200, 400, 1e9))),

@@ -46,6 +46,8 @@ class Trial:
     sequence: int = 64
     epochs: float = 8.0
     learning_rate: float = 0.004
+    constant: bool = False
+    """Whether the learning rate stays as it is after the warm-up, in place of a cosine to 0."""
     input_dropout: float = 0.5
     output_dropout: float = 0.5
     locked_dropout: bool = False
@@ -147,7 +149,7 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         for i in range(offset, offset + per_epoch * trial.sequence, trial.sequence):
             if done == total:
                 break
-            rate = trial.learning_rate * min(1, (done + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * done / total))
+            rate = learning_rate(trial, done, total)
             for number, value in ((lr, rate), (rule.lr, rate), (rule.progress, done / total)):
                 number.fill_(value)
             inputs.copy_(columns[0][i : i + trial.sequence])
@@ -180,6 +182,12 @@ def train(trial: Trial, device: str, data: Path | None, deadline: float) -> dict
         "began": began(head),
         **asked_for(trial, model, rule, texts["valid"], corpus),
     }
+
+
+def learning_rate(trial: Trial, done: int, total: int) -> float:
+    """Return the learning rate of the step after ``done`` of ``total`` ones."""
+    cosine = 1.0 if trial.constant else 0.5 * (1 + math.cos(math.pi * done / total))
+    return trial.learning_rate * min(1, (done + 1) / WARMUP) * cosine
 
 
 def asked_for(trial: Trial, model: LanguageModel, rule: Rule, valid: Tensor, corpus: Corpus) -> dict[str, Any]:

@@ -53,6 +53,9 @@ class Variant:
     """The least λ of a polynomial rate below T."""
     within: float = 0.0
     """Let that least λ be not more than the share that a batch has in a class's occurrences of so many batches."""
+    falling: float = 0.0
+    """Let that share have its full weight only where the learning rate has fallen: the weight is this times
+    (1 - lr / highest), at most 1; 0 gives it its full weight always."""
     soft: float = 0.0
     """Let λ fall as 1/(1 + (c/T) to this power) in place of ending at T."""
     limit_per_step: float = 0.0
@@ -367,6 +370,8 @@ class Rule:
             rate = v.gamma * n / (before + v.prior + v.gamma * n).clamp(min=1e-9)
             if v.within:
                 recent = n * (self.batches - 1) / v.within
+                if v.falling:
+                    recent = recent * (v.falling * (1 - self.lr / self.peak)).clamp(max=1)
                 return torch.maximum(rate, (recent / (before + recent).clamp(min=1e-9)).clamp(max=v.floor)) * below
             return rate.clamp(min=v.floor) * below
         if v.rate == "kalman":

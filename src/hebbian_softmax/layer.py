@@ -442,12 +442,15 @@ class HebbianSoftmax(nn.Linear):
         """Return what is subtracted from activations before they are written."""
         return self.running.mean if self.write != "literal" else torch.zeros_like(self.running.mean)
 
-    def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False) -> Tensor:
-        """Return λ of classes seen ``counts`` times before and ``n`` times in this batch, of a step or on demand."""
+    def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False, fallen: Tensor | float = 1.0) -> Tensor:
+        """Return λ of classes seen ``counts`` times before and ``n`` times in this batch, of a step or on demand.
+
+        ``fallen`` is that of :class:`RecentRate`.
+        """
         if not isinstance(self.rate, RecentRate):
             return checks.check_rate_values(self.rate(counts, n), counts)
         mean = self.running.seen // max(self.num_classes, 1) if self.limit_grows() else 0
-        rate = self.rate(counts, n, mean, self.running.batches_seen(), self.num_classes if in_step else None)
+        rate = self.rate(counts, n, mean, self.running.batches_seen(), self.num_classes if in_step else None, fallen)
         return checks.check_rate_values(rate, counts)
 
     def limit_grows(self) -> bool:

@@ -39,7 +39,10 @@ divided by the second."""
 
 LATER, LAST_BATCHES = 3, 150
 """The two weights of a new occurrence in the running mean of a class. It weighs as much as three earlier ones. In long
-trainings, a batch weighs as much as one of the last 150 batches."""
+trainings whose learning rate falls, a batch weighs as much as one of the last 150 batches."""
+
+FALLEN = 10
+"""The second weight is whole once the learning rate has lost one over this of its highest value."""
 
 
 def add_counts(counts: Tensor, n: Tensor) -> Tensor:
@@ -85,13 +88,16 @@ class RecentRate:
 
     .. math::
         \lambda = \max\Big(\frac{3n}{c + 3n},\ \min\Big(\gamma, \frac{rn}{c + rn}\Big)\Big) \cdot
-        \mathbb{I}\{c < T\}, \qquad r = B / 150
+        \mathbb{I}\{c < T\}, \qquad r = \frac{B}{150} \cdot \min(1,\ 10\,(1 - \mathrm{lr} / \max \mathrm{lr}))
 
-    The first term weighs the k-th occurrence by about k². The second is the larger one after 450 batches,
-    once the first is below γ: a row whose class comes evenly then forgets with a mean age of 150 batches, but not
-    faster than with the rate γ. What is memorised
-    on demand, without steps, has one set of features, so there all occurrences count alike: λ = max(n/(c + n), γ). The
-    paper's 1/c forgets the first occurrence at the second.
+    The first term weighs the k-th occurrence by about k². The second is the larger one after 450 batches, where the
+    first is below γ and the learning rate has fallen by a tenth: a row whose class comes evenly then forgets with a
+    mean age of 150 batches, but not faster than with the rate γ. Such a row follows the features closely and is noisy.
+    Writes that fade with the learning rate calm the noise. Nothing calms it while the learning rate stays at its
+    highest, so there the first term alone counts.
+
+    What is memorised on demand, without steps, has one set of features, so there all occurrences count alike:
+    λ = max(n/(c + n), γ). The paper's 1/c forgets the first occurrence at the second.
 
     A mean of few activations is mostly chance, and so it is longer than the mean of many would be. Steps therefore
     write memories :math:`k/(k + 1)` times as long, with k from :meth:`length`.
@@ -108,6 +114,8 @@ class RecentRate:
     tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
     >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), batches=1500, classes=500)
     tensor([0.2500, 0.2500, 0.0917], dtype=torch.float64)
+    >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), 0, 1500, 500, fallen=0.0)
+    tensor([0.2000, 0.1000, 0.0294], dtype=torch.float64)
     >>> RecentRate(gamma=0.25)(torch.tensor([99, 100, 124, 125]), n, mean_count=500, batches=4000)
     tensor([0.2500, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
     """
@@ -133,8 +141,12 @@ class RecentRate:
         mean_count: Tensor | int = 0,
         batches: Tensor | int = 0,
         classes: int | None = None,
+        fallen: Tensor | float = 1.0,
     ) -> Tensor:
-        """Return λ, of a step if ``classes`` says how many there are, else of what is memorised on demand."""
+        """Return λ, of a step if ``classes`` says how many there are, else of what is memorised on demand.
+
+        ``fallen`` is the last factor of r above, for a step.
+        """
         limit: Tensor | int = self.least_limit(classes)
         if self.limit is None:
             among, in_time = (torch.as_tensor(each, device=counts.device) for each in (mean_count, batches))
@@ -142,7 +154,7 @@ class RecentRate:
         if classes is None:
             rate = _share(n.double(), counts).clamp_min(self.gamma)
         else:
-            recent = _share(n.double() * batches / LAST_BATCHES, counts)
+            recent = _share(n.double() * batches / LAST_BATCHES * fallen, counts)
             rate = torch.maximum(_share(LATER * n.double(), counts), recent.clamp_max(self.gamma))
         return rate * (counts < limit)
 
@@ -277,9 +289,9 @@ def _tried(rate: Rate, limit: int) -> Rate:
     checks.check_rate_values(rate(counts, many), counts)
     if isinstance(rate, RecentRate):
         try:
-            value = rate(counts, many, 0, 0, 1)
+            value = rate(counts, many, 0, 0, 1, 0.0)
         except TypeError as error:
-            wanted = "(counts, n, mean_count, batches, classes) -> λ"
+            wanted = "(counts, n, mean_count, batches, classes, fallen) -> λ"
             raise TypeError(f"rate extends RecentRate, so it must be a callable {wanted}; {error}") from error
         checks.check_rate_values(value, counts)
     return rate

@@ -70,7 +70,7 @@ def test_objectives_and_rates(pool: Pool, how: str, head: dict[str, Any]) -> Non
 class Sooner(RecentRate):
     """Grows from 0 as soon as the mean count does, and falls with the batches, so that few of them show both."""
 
-    def __call__(self, counts: Tensor, n: Tensor, mean_count: Any = 0, batches: Any = 0, classes: Any = 0) -> Tensor:
+    def __call__(self, counts: Tensor, n: Tensor, mean_count: Any = 0, batches: Any = 0, *_: Any) -> Tensor:
         return super().__call__(counts, n, mean_count, 10**6, 0) / (1 + batches)
 
 

@@ -137,12 +137,13 @@ def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("rate", [RecentRate(0.3, 30), Slower(0.3, 30)], ids=["known", "given"])
 @pytest.mark.parametrize("batches", [0, 700], ids=["early", "late"])
-def test_steps_of_the_usual_rate(rate: RecentRate, batches: int, device: str) -> None:
-    """Each of its terms is the largest for some class: c = 1 to 26, γ = 0.3, and 700/150 = 4.7 in place of 3."""
+@pytest.mark.parametrize("lr", [0.5, 0.92], ids=["half", "nearly whole"])
+def test_steps_of_the_usual_rate(rate: RecentRate, batches: int, lr: float, device: str) -> None:
+    """Each of its terms is the largest for some class: c = 1 to 26, γ = 0.3, and 700/150 or 0.8 of it in place of 3."""
     head = head_of(device, rate=rate, limit=30)
     head.counts.copy_(torch.arange(CLASSES) * 5 // 2 + 1)
     head.running.batches[1] = batches
-    compare(head, [[batch(device, n)] for n in (14, 10)], Timing(True, 0.5, 1.0))
+    compare(head, [[batch(device, n)] for n in (14, 10)], Timing(True, lr, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -400,23 +401,29 @@ def test_the_papers_loops(device: str) -> None:
 @pytest.mark.parametrize(
     "rate", [PaperRate(0.1, 50), RecentRate(0.3, 99), InclusiveRate(0.013, 40), InverseCountRate(), ConstantRate(0.3)]
 )
-@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(("in_step", "lr"), [(False, 1.0), (True, 1.0), (True, 0.93), (True, 0.5)])
+@pytest.mark.parametrize("on_device", [False, True], ids=["number", "tensor"])
 def test_known_rates_have_the_bits_of_float64_rounded(
-    rate: Callable[[Tensor, Tensor], Tensor], in_step: bool, device: str
+    rate: Callable[[Tensor, Tensor], Tensor], in_step: bool, lr: float, on_device: bool, device: str
 ) -> None:
     from hebbian_softmax.write.gpu.runs import find_runs
 
     head = head_of(device, rate=rate)
     head.counts.copy_(torch.tensor([0, 1, 2, 3, 7, 11, 49, 50, 98, 2**24 + 1, 2**40]))
+    head.since_start[::2] = 1
     head.running.batches[1] = 701
     y = torch.arange(CLASSES).repeat(3)[:-4].to(device)
-    calls, timing = [Activations(torch.randn(len(y), FEATURES).to(device), y)], Timing(in_step, 1.0, 1.0)
+    calls = [Activations(torch.randn(len(y), FEATURES).to(device), y)]
+    at, highest = (torch.tensor(each, device=device) for each in (lr, 1.0)) if on_device else (lr, 1.0)
+    timing = Timing(in_step, at, highest)
     twin = copy.deepcopy(head)
     runs = find_runs(head, calls, head.weight, timing)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
-    wanted = twin.mixing_rate(runs.before[starts], runs.n[starts].long(), in_step=in_step)
-    assert torch.equal(runs.rate[starts], wanted.float())
+    n, fallen = runs.n[starts].long(), timing.fallen()
+    wanted = twin.mixing_rate(runs.before[starts], n, in_step=in_step, fallen=fallen).float()
+    written = wanted * torch.as_tensor(timing.strength(), dtype=torch.float32, device=device)
+    assert torch.equal(runs.rate[starts], torch.where(head.since_start[runs.keys[starts].long()] > 0, written, wanted))
 
 
 def test_the_same_input_gives_the_same_bits(device: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hebbian_softmax.rule import RecentRate
+from hebbian_softmax.rule import FALLEN, RecentRate
 
 if TYPE_CHECKING:
     from hebbian_softmax.layer import HebbianSoftmax
@@ -42,6 +42,13 @@ class Timing(NamedTuple):
             return float(self.lr) / float(self.highest) if self.highest > 0 else 1.0
         lr, highest = self.lr.double().reshape(()), self.highest.double().reshape(())
         return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
+
+    def fallen(self) -> float | Tensor:
+        """Return min(1, 10 (1 - lr / highest)), rounded to float32: how much rates count that the fade calms."""
+        strength = self.strength()
+        if isinstance(strength, Tensor):
+            return (FALLEN * (1 - strength)).clamp_max(1).float()
+        return torch.tensor(min(1.0, FALLEN * (1 - strength)), dtype=torch.float32).item()
 
 
 AT_ONCE = Timing(False, 1.0, 1.0)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hebbian_softmax.rule import (
+    FALLEN,
     LARGEST_COUNT,
     LAST_BATCHES,
     LATER,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 GIVEN, BEFORE, INCLUSIVE, CONSTANT, MEAN, RECENT = (tl.constexpr(each) for each in range(6))
 """RATE: λ is computed in torch, from the count before the batch, from the count with it, is always the same, is the
 batch's share of that count, or is the share of it and of later occurrences, as in steps of ``RecentRate``."""
-_LATER, _LAST_BATCHES = tl.constexpr(LATER), tl.constexpr(LAST_BATCHES)
+_LATER, _LAST_BATCHES, _FALLEN = tl.constexpr(LATER), tl.constexpr(LAST_BATCHES), tl.constexpr(FALLEN)
 _LARGEST_COUNT = tl.constexpr(LARGEST_COUNT)
 _RARE_AMONG, _RARE_IN_TIME = tl.constexpr(RARE_AMONG), tl.constexpr(RARE_IN_TIME)
 _WINDOW = tl.constexpr(128)
@@ -96,6 +97,8 @@ class Moment(NamedTuple):
     sampled: int
     lr: float | Tensor
     highest: float | Tensor
+    fallen: float
+    """That of ``Timing.fallen``; without a meaning where the learning rate is on the device."""
 
 
 def find_runs(
@@ -140,7 +143,8 @@ def find_runs(
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
-        given = head.mixing_rate(before, many.clamp_min(1).long(), in_step=timing.waits).to(rate.dtype)
+        n_or_one, fallen = many.clamp_min(1).long(), timing.fallen()
+        given = head.mixing_rate(before, n_or_one, in_step=timing.waits, fallen=fallen).to(rate.dtype)
         if shorter:
             length = RecentRate.length(many, given)
         rate = given * torch.where(many > 0, rate, 0)  # where no run starts, the factor has no value
@@ -189,13 +193,16 @@ def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, dict[str, boo
     since, strength, settling = head.since_start, timing.strength(), head.settling
     on_device = isinstance(strength, Tensor)
     lr, highest = (strength, 1.0) if not on_device else (timing.lr, timing.highest)
+    fallen = timing.fallen()
+    fallen = 0.0 if isinstance(fallen, Tensor) else fallen
     if on_device:
         lr, highest = (torch.as_tensor(each, device=since.device) for each in (timing.lr, timing.highest))
     kind = {"WAITS": timing.waits, "AUTO": settling is not None, "FADE_TENSOR": on_device}
     if settling is None:
         assert isinstance(head.start, int)
-        return Moment(since, head.start, since, since, 0, lr, highest), kind
-    return Moment(since, 0, settling.began, settling.stride, settling.memory.shape[0], lr, highest), kind
+        return Moment(since, head.start, since, since, 0, lr, highest, fallen), kind
+    sampled = settling.memory.shape[0]
+    return Moment(since, 0, settling.began, settling.stride, sampled, lr, highest, fallen), kind
 
 
 def _joined(contents: Sequence[Activations], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -264,7 +271,8 @@ def find_runs_kernel(
             many += found
         if SLOTS:
             tl.store(slots + key, position)
-        rate = _strength(moment, since, FADE_TENSOR)
+        strength, fallen = _strength(moment, FADE_TENSOR)
+        rate = tl.where(since > 0, strength, 1.0)
         if WAITS:
             rate = tl.where(begun, rate, 0.0)
         if AUTO:
@@ -272,7 +280,7 @@ def find_runs_kernel(
                 stride = tl.load(moment.stride)
                 sampled = ((key % stride == 0) & (key // stride < moment.sampled)).to(tl.int32)
         if RATE != GIVEN:
-            own = _rate(before, many, batches, gamma, last, RATE, LIMITED)
+            own = _rate(before, many, batches, gamma, last, fallen, RATE, LIMITED)
             if SHORTENS:
                 held = many.to(tl.float32) * (2.0 - own)
                 tl.store(length_out + position, tl.div_rn(held, held + own))
@@ -291,14 +299,16 @@ def find_runs_kernel(
 
 
 @triton.jit
-def _strength(moment, since, FADE_TENSOR: tl.constexpr):
-    """Return lr / highest of ``Timing.strength``, or 1 for a class that did not occur since writing began."""
+def _strength(moment, FADE_TENSOR: tl.constexpr):
+    """Return lr / highest of ``Timing.strength``, and ``Timing.fallen``."""
     if FADE_TENSOR:
         lr, highest = tl.load(moment.lr).to(tl.float64), tl.load(moment.highest).to(tl.float64)
-        strength = tl.where(highest > 0, lr / tl.where(highest > 0, highest, 1.0), 1.0).to(tl.float32)
+        strength = tl.where(highest > 0, lr / tl.where(highest > 0, highest, 1.0), 1.0)
+        fallen = tl.minimum(_FALLEN * (1.0 - strength), 1.0).to(tl.float32)
+        strength = strength.to(tl.float32)
     else:
-        strength = moment.lr / moment.highest
-    return tl.where(since > 0, strength, 1.0)
+        strength, fallen = moment.lr / moment.highest, moment.fallen
+    return strength, fallen
 
 
 @triton.jit
@@ -317,7 +327,7 @@ def counted(before, n):
 
 
 @triton.jit
-def _rate(before, n, batches, gamma, limit, RATE: tl.constexpr, LIMITED: tl.constexpr):
+def _rate(before, n, batches, gamma, limit, fallen, RATE: tl.constexpr, LIMITED: tl.constexpr):
     """Return λ: 1/c of equation 4 or the share n/(c + n), at least γ, or γ itself, or ``RecentRate``'s; 0 from T on.
 
     Quotients are computed in float64 and rounded once, so λ has the bits of the float64 rate.
@@ -331,7 +341,7 @@ def _rate(before, n, batches, gamma, limit, RATE: tl.constexpr, LIMITED: tl.cons
     if RATE == MEAN:
         rate = tl.maximum((n.to(tl.float64) / count.to(tl.float64)).to(tl.float32), gamma)
     elif RATE == RECENT:
-        recent = n.to(tl.float64) * tl.load(batches + 1).to(tl.float64) / _LAST_BATCHES
+        recent = n.to(tl.float64) * tl.load(batches + 1).to(tl.float64) / _LAST_BATCHES * fallen
         rate = tl.minimum(_share(recent, before), gamma)
         rate = tl.maximum(_share(n.to(tl.float64) * _LATER, before), rate)
     elif RATE != CONSTANT:
