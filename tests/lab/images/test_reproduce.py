@@ -116,7 +116,8 @@ def test_the_rule_can_be_left_as_it_is_while_both_heads_try_the_same_learning_ra
 
 def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun() -> None:
     rule = Settings().rule
-    assert rule == Method(hebbian=True)
+    assert rule == Method(hebbian=True, learning_rate=5e-3)
+    assert Settings(learning_rate=0.01).plain == Method(hebbian=False, learning_rate=0.01)
     assert {each.gamma for each in hebbian_settings(rule)} == {0.1, 0.2, 0.3}
     assert {each.write for each in hebbian_settings(rule)} == {"across"}
     assert {each.limit for each in hebbian_settings(rule)} == {30, "auto", 300}

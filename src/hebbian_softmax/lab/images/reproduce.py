@@ -33,7 +33,7 @@ from hebbian_softmax.lab.base.rule import (
     write_setting,
 )
 from hebbian_softmax.lab.base.runs import Run
-from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, setting
+from hebbian_softmax.lab.base.settings import choice, integer, multiple, number, positive, setting
 from hebbian_softmax.lab.base.statistics import mean_and_spread
 from hebbian_softmax.lab.images import omniglot
 from hebbian_softmax.lab.images.compare import NAMES
@@ -59,6 +59,7 @@ PARTS = ("tuning", "main", "paper-rate", "active-only", "seen-only", "rates", "b
 FIRST_TUNING_SEED = 1000
 TRIALS = 27  # settings tried for each head
 PAPER_RATE = 8e-3
+PLAIN_RATE = 5e-3  # the best of 27 for plain softmax (results/omniglot)
 RATES = (1e-4, 4e-4, 1e-3, 4e-3, 8e-3, 1.6e-2, 4e-2)  # those of the paper's figure on plain softmax's learning rate
 SLOW = ("svm", "smax")  # objectives that no CUDA graph can hold
 FIGURES = {
@@ -90,6 +91,9 @@ class Settings:
     slow_seeds: int = setting(
         3, "number of seeds for the objectives svm and smax, which no CUDA graph can hold", integer(1, 1000)
     )
+    learning_rate: float = setting(
+        PLAIN_RATE, "learning rate of both heads where it is not tuned: plain softmax's best", positive, before=1e-3
+    )
     write: str = write_setting()
     rate: str = rate_setting("recent", "paper")
     start: int | str = start_setting()
@@ -105,10 +109,16 @@ class Settings:
     data_root: str = omniglot.data_root_setting()
 
     @property
+    def plain(self) -> Method:
+        """The plain head before it is tuned."""
+        return Method(hebbian=False, learning_rate=self.learning_rate)
+
+    @property
     def rule(self) -> Method:
         """The Hebbian head before it is tuned."""
         return Method(
             hebbian=True,
+            learning_rate=self.learning_rate,
             gamma=self.gamma,
             limit=self.limit,
             rate=self.rate,
@@ -134,7 +144,7 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
     images: dict[str, bytes] = {}
     metrics: dict[str, Any] = {}
     words = ""
-    methods = {"plain": Method(hebbian=False), "hebbian": settings.rule}
+    methods = {"plain": settings.plain, "hebbian": settings.rule}
     if "tuning" in settings.chosen:
         methods, table = tune(settings, do)
         tables.append(table)
