@@ -33,7 +33,7 @@ def recent_rate(count: int, n: int, batches: int, gamma: float, limit: int, stre
     """
     if count >= limit:
         return 0.0
-    weight = n * batches / 150 * min(1.0, 10 * (1 - strength))
+    weight = n * batches * min(1.0, 10 * (1 - strength)) / 150
     return max(3 * n / (count + 3 * n), min(gamma, weight / (count + weight)) if weight else 0.0)
 
 

@@ -140,7 +140,7 @@ def test_a_cosine_of_2024_steps_has_the_rate_that_does_not_ask_for_the_learning_
     for done in range(2024):
         lr = min(1, (done + 1) / 50) * 0.5 * (1 + math.cos(math.pi * done / 2024))
         highest = max(highest, lr)
-        fallen = Timing(True, lr, highest).fallen()
+        fallen = Timing(True, lr, highest).fallen(torch.device("cpu"))
         assert torch.equal(rate(counts, n, 0, done, 30_000, fallen), rate(counts, n, 0, done, 30_000, 1))
 
 

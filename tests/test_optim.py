@@ -101,7 +101,11 @@ def test_step_and_write_in_one_are_a_step_and_a_write(name: str, options: str, d
     ],
 )
 def test_writes_that_begin_later_and_fade(name: str, as_tensor: bool, device: str) -> None:
-    ways = ThreeWays(name, device, start=1, fade=True, limit=50)
+    """After 3,000 batches the rate is raised up to γ as the learning rate falls: 20/(c + 20) is more than 3/(c + 3)."""
+    ways = ThreeWays(name, device, start=3001, fade=True, gamma=0.9, limit=50)
+    for net, _ in ways:
+        net["head"].counts.copy_(torch.arange(CLASSES) + 10)
+        net["head"].running.batches[1] = 3000
     rates = [0.0, 0.02, 0.01, 0.004]
     for number, rate in enumerate(rates):
         for net, optimizer in ways:

@@ -442,7 +442,7 @@ class HebbianSoftmax(nn.Linear):
         """Return what is subtracted from activations before they are written."""
         return self.running.mean if self.write != "literal" else torch.zeros_like(self.running.mean)
 
-    def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False, fallen: Tensor | float = 1.0) -> Tensor:
+    def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False, fallen: Tensor | float = 0.0) -> Tensor:
         """Return λ of classes seen ``counts`` times before and ``n`` times in this batch, of a step or on demand.
 
         ``fallen`` is that of :class:`RecentRate`.

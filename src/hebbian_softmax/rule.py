@@ -94,7 +94,8 @@ class RecentRate:
     first is below γ and the learning rate has fallen by a tenth: a row whose class comes evenly then forgets with a
     mean age of 150 batches, but not faster than with the rate γ. Such a row follows the features closely and is noisy.
     Writes that fade with the learning rate calm the noise. Nothing calms it while the learning rate stays at its
-    highest, so there the first term alone counts.
+    highest, with an optimizer that has none, or with ``fade=False``, so there the first term alone counts, and γ has no
+    effect.
 
     What is memorised on demand, without steps, has one set of features, so there all occurrences count alike:
     λ = max(n/(c + n), γ). The paper's 1/c forgets the first occurrence at the second.
@@ -113,9 +114,9 @@ class RecentRate:
     >>> RecentRate(gamma=0.25, limit=9)(c, n)
     tensor([1.0000, 0.5000, 0.2500, 0.0000], dtype=torch.float64)
     >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), batches=1500, classes=500)
-    tensor([0.2500, 0.2500, 0.0917], dtype=torch.float64)
-    >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), 0, 1500, 500, fallen=0.0)
     tensor([0.2000, 0.1000, 0.0294], dtype=torch.float64)
+    >>> RecentRate(gamma=0.25)(torch.tensor([12, 27, 99]), torch.tensor([1, 1, 1]), 0, 1500, 500, fallen=1.0)
+    tensor([0.2500, 0.2500, 0.0917], dtype=torch.float64)
     >>> RecentRate(gamma=0.25)(torch.tensor([99, 100, 124, 125]), n, mean_count=500, batches=4000)
     tensor([0.2500, 0.2500, 0.2500, 0.0000], dtype=torch.float64)
     """
@@ -141,11 +142,11 @@ class RecentRate:
         mean_count: Tensor | int = 0,
         batches: Tensor | int = 0,
         classes: int | None = None,
-        fallen: Tensor | float = 1.0,
+        fallen: Tensor | float = 0.0,
     ) -> Tensor:
         """Return λ, of a step if ``classes`` says how many there are, else of what is memorised on demand.
 
-        ``fallen`` is the last factor of r above, for a step.
+        ``fallen`` is the last factor of r above, for a step; it is 0 while the learning rate is at its highest.
         """
         limit: Tensor | int = self.least_limit(classes)
         if self.limit is None:
@@ -154,7 +155,7 @@ class RecentRate:
         if classes is None:
             rate = _share(n.double(), counts).clamp_min(self.gamma)
         else:
-            recent = _share(n.double() * batches / LAST_BATCHES * fallen, counts)
+            recent = _share(n.double() * batches * fallen / LAST_BATCHES, counts)
             rate = torch.maximum(_share(LATER * n.double(), counts), recent.clamp_max(self.gamma))
         return rate * (counts < limit)
 

@@ -74,6 +74,23 @@ class Sooner(RecentRate):
         return super().__call__(counts, n, mean_count, 10**6, 0) / (1 + batches)
 
 
+class Hasty(RecentRate):
+    """As after very many batches, so that few of them show how the rate follows the learning rate."""
+
+    def __call__(self, counts: Tensor, n: Tensor, mean_count: Any = 0, batches: Any = 0, *rest: Any) -> Tensor:
+        return super().__call__(counts, n, mean_count, 10**6, *rest)
+
+
+@pytest.mark.parametrize("how", ["ddp", "head"])
+def test_a_rate_that_rises_as_the_learning_rate_falls(pool: Pool, how: str) -> None:
+    rows = []
+    for rate in (Hasty(0.9), RecentRate(0.9)):
+        head = {"rate": rate, "limit": 50, "fade": True, "write": "centred"}
+        setup = Setup(head=head, optimizer="slow", counts=tuple(range(20, 27)), decay=0.5)
+        rows.append(check(pool, how, setup, [3, 5, 4], steps=3)["head.weight"])
+    assert not torch.allclose(*rows, rtol=1e-3)
+
+
 @pytest.mark.parametrize("how", ["ddp", "head"])
 def test_a_limit_that_grows(pool: Pool, how: str) -> None:
     rows = []

@@ -237,7 +237,7 @@ def test_a_program_may_have_several_positions(device: str, monkeypatch: pytest.M
     assert (head.weight != before).any(1).sum() > 3
 
 
-@pytest.mark.parametrize("timing", [AT_ONCE, Timing(True, 1.0, 1.0)], ids=["on demand", "in a step"])
+@pytest.mark.parametrize("timing", [AT_ONCE, Timing(True, 0.5, 1.0)], ids=["on demand", "in a step"])
 @pytest.mark.parametrize("rate", [PaperRate, RecentRate, InclusiveRate])
 def test_counts_stay_at_the_largest_number(rate: type, timing: Timing, device: str) -> None:
     most = 2**63 - 1
@@ -420,7 +420,7 @@ def test_known_rates_have_the_bits_of_float64_rounded(
     runs = find_runs(head, calls, head.weight, timing)
     starts = runs.n > 0
     assert runs.n[starts].sum() == len(y)
-    n, fallen = runs.n[starts].long(), timing.fallen()
+    n, fallen = runs.n[starts].long(), timing.fallen(torch.device(device))
     wanted = twin.mixing_rate(runs.before[starts], n, in_step=in_step, fallen=fallen).float()
     written = wanted * torch.as_tensor(timing.strength(), dtype=torch.float32, device=device)
     assert torch.equal(runs.rate[starts], torch.where(head.since_start[runs.keys[starts].long()] > 0, written, wanted))

@@ -64,6 +64,13 @@ def test_without_any_learning_rate_above_0_writes_are_full() -> None:
     assert [write_one(head, optimizer, 0.0) for _ in range(4)] == pytest.approx([1, 1, 0.5, 0.5])
 
 
+def test_numbers_stay_numbers_whatever_the_default_device() -> None:
+    with torch.device("meta"):  # a tensor that is made here has no value to read
+        timing = Timing(True, 0.19, 0.2)
+        assert timing.strength() == pytest.approx(0.95)
+        assert timing.fallen(torch.device("meta")) == pytest.approx(0.5)
+
+
 def test_the_ratio_has_the_precision_of_float64() -> None:
     old = torch.get_default_dtype()
     try:

@@ -62,8 +62,7 @@ def write(
         return
     before, since = head.counts[classes], head.since_start[classes]
     begun, strength = has_begun(head), torch.as_tensor(timing.strength(), dtype=torch.float64).to(since.device)
-    fallen = torch.as_tensor(timing.fallen(), dtype=torch.float64).to(since.device)
-    rate = head.mixing_rate(before, n, in_step=timing.waits, fallen=fallen).double()
+    rate = head.mixing_rate(before, n, in_step=timing.waits, fallen=timing.fallen(since.device)).double()
     length = RecentRate.length(n, rate) if shortens(head, timing) else torch.ones_like(rate)
     rate = rate * torch.where(since > 0, strength, 1)
     if timing.waits:

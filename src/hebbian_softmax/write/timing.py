@@ -15,6 +15,7 @@ writing has begun it is not counted in c.
 
 from __future__ import annotations
 
+from ctypes import c_float
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,17 +39,24 @@ class Timing(NamedTuple):
 
     def strength(self) -> float | Tensor:
         """Return lr / highest in float64, or 1 where no learning rate was above 0; no device is waited for."""
-        if not isinstance(self.lr, Tensor) or not isinstance(self.highest, Tensor):
+        if not isinstance(self.lr, Tensor) or not isinstance(self.highest, Tensor):  # as in on_device, for the types
             return float(self.lr) / float(self.highest) if self.highest > 0 else 1.0
         lr, highest = self.lr.double().reshape(()), self.highest.double().reshape(())
         return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
 
-    def fallen(self) -> float | Tensor:
-        """Return min(1, 10 (1 - lr / highest)), rounded to float32: how much rates count that the fade calms."""
+    def fallen(self, device: torch.device) -> float | Tensor:
+        """Return min(1, 10 (1 - lr / highest)), rounded to float32: how much rates count that the fade calms.
+
+        Where the learning rate is a tensor, so is this, on ``device``.
+        """
         strength = self.strength()
         if isinstance(strength, Tensor):
-            return (FALLEN * (1 - strength)).clamp_max(1).float()
-        return torch.tensor(min(1.0, FALLEN * (1 - strength)), dtype=torch.float32).item()
+            return (FALLEN * (1 - strength)).clamp_max(1).float().to(device)
+        return c_float(min(1.0, FALLEN * (1 - strength))).value
+
+    def on_device(self) -> bool:
+        """Return whether the learning rate is a tensor, as for optimizers in CUDA graphs."""
+        return isinstance(self.lr, Tensor) and isinstance(self.highest, Tensor)
 
 
 AT_ONCE = Timing(False, 1.0, 1.0)

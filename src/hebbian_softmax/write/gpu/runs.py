@@ -143,7 +143,7 @@ def find_runs(
         BLOCK=block, num_warps=min(16, max(1, block // 512)),  # few: most programs have no row
     )  # fmt: skip
     if kind == GIVEN.value:
-        n_or_one, fallen = many.clamp_min(1).long(), timing.fallen()
+        n_or_one, fallen = many.clamp_min(1).long(), timing.fallen(many.device)
         given = head.mixing_rate(before, n_or_one, in_step=timing.waits, fallen=fallen).to(rate.dtype)
         if shorter:
             length = RecentRate.length(many, given)
@@ -190,13 +190,14 @@ def _known_rate(head: HebbianSoftmax, in_step: bool) -> tuple[int, float, int | 
 
 def _moment(head: HebbianSoftmax, timing: Timing) -> tuple[Moment, dict[str, bool]]:
     """Return the moment of a write, and the constants of the kernel that belong to it."""
-    since, strength, settling = head.since_start, timing.strength(), head.settling
-    on_device = isinstance(strength, Tensor)
-    lr, highest = (strength, 1.0) if not on_device else (timing.lr, timing.highest)
-    fallen = timing.fallen()
-    fallen = 0.0 if isinstance(fallen, Tensor) else fallen
+    since, settling, on_device = head.since_start, head.settling, timing.on_device()
+    lr: float | Tensor
+    highest: float | Tensor
     if on_device:
         lr, highest = (torch.as_tensor(each, device=since.device) for each in (timing.lr, timing.highest))
+        fallen = 0.0
+    else:
+        lr, highest, fallen = float(timing.strength()), 1.0, float(timing.fallen(since.device))
     kind = {"WAITS": timing.waits, "AUTO": settling is not None, "FADE_TENSOR": on_device}
     if settling is None:
         assert isinstance(head.start, int)
@@ -341,7 +342,7 @@ def _rate(before, n, batches, gamma, limit, fallen, RATE: tl.constexpr, LIMITED:
     if RATE == MEAN:
         rate = tl.maximum((n.to(tl.float64) / count.to(tl.float64)).to(tl.float32), gamma)
     elif RATE == RECENT:
-        recent = n.to(tl.float64) * tl.load(batches + 1).to(tl.float64) / _LAST_BATCHES * fallen
+        recent = n.to(tl.float64) * tl.load(batches + 1).to(tl.float64) * fallen / _LAST_BATCHES
         rate = tl.minimum(_share(recent, before), gamma)
         rate = tl.maximum(_share(n.to(tl.float64) * _LATER, before), rate)
     elif RATE != CONSTANT:
