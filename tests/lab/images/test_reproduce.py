@@ -118,7 +118,9 @@ def test_the_rule_is_tuned_around_its_default_and_an_older_run_as_it_was_begun()
     rule = Settings().rule
     assert rule == Method(hebbian=True, learning_rate=5e-3)
     assert Settings(learning_rate=0.01).plain == Method(hebbian=False, learning_rate=0.01)
-    assert {each.gamma for each in hebbian_settings(rule)} == {0.1, 0.2, 0.3}
+    assert {each.gamma for each in hebbian_settings(rule)} == {0.2}  # it has no effect at a constant learning rate
+    assert len({each.learning_rate for each in hebbian_settings(rule)}) == 9
+    assert {each.gamma for each in hebbian_settings(replace(rule, rate="paper"))} == {0.1, 0.2, 0.3}
     assert {each.write for each in hebbian_settings(rule)} == {"across"}
     assert {each.limit for each in hebbian_settings(rule)} == {30, "auto", 300}
     assert {each.limit for each in hebbian_settings(Settings(rate="paper").rule)} == {30, 100, 300}

@@ -85,7 +85,7 @@ def test_only_the_recent_rate_has_a_limit_of_its_own() -> None:
         {method.limit for method in methods_of("rule", TAILS["zipf"], Settings(rate=rate))}
         for rate in ("recent", "paper")
     ]
-    assert limits == [{"auto", 30}, {100, 30}]
+    assert limits == [{"auto", 30, 300}, {100, 30, 300}]
 
 
 @pytest.mark.slow

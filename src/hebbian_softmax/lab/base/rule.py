@@ -45,7 +45,7 @@ def write_of_center(text: str) -> str:
 
 def gamma_setting(help: str = "γ of the Hebbian rule", before: float | None = None) -> Any:
     """Declare the setting `gamma`."""
-    help += ": the least mixing rate, or how far the recent rate is raised in long trainings"
+    help += ": the least mixing rate, or how far the recent rate is raised where the learning rate falls"
     return setting(DEFAULT_GAMMA, help, number(0, 1), before=before)
 
 

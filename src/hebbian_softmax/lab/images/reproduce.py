@@ -277,14 +277,16 @@ def plain_settings(count: int = TRIALS) -> list[Method]:
 def hebbian_settings(rule: Method, count: int = TRIALS) -> list[Method]:
     """Return up to 27 settings of a rule: learning rates that suit plain softmax, T, and γ.
 
-    Writes across the mean bear larger γ than the paper's (results/study/images).
+    Writes across the mean bear larger γ than the paper's (results/study/images). In the recent rate γ acts only where a
+    learning rate falls, and here it is constant; more learning rates are tried in its place.
     """
-    across = rule.write == "across"
-    gammas = (0.1, 0.2, 0.3) if across else (0.05, 0.1, 0.25)
-    limits: tuple[int | str, ...] = (30, "auto" if rule.rate == "recent" else 100, 300)
+    recent = rule.rate == "recent"
+    rates = [1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2] if recent else [2e-3, 4e-3, 8e-3]
+    limits: tuple[int | str, ...] = (30, "auto" if recent else 100, 300)
+    gammas = [rule.gamma] if recent else [0.1, 0.2, 0.3] if rule.write == "across" else [0.05, 0.1, 0.25]
     grid = [
         replace(rule, learning_rate=rate, limit=limit, gamma=gamma)
-        for rate, limit, gamma in product((2e-3, 4e-3, 8e-3), limits, gammas)
+        for rate, limit, gamma in product(rates, limits, gammas)
     ]
     return [grid[number * len(grid) // count] for number in range(min(count, len(grid)))]
 

@@ -32,7 +32,7 @@ FIRST_TUNING_SEED = 1000
 TRIALS = 9  # settings tried for each method
 LOWEST_RATE, HIGHEST_RATE = 5e-4, 1.6e-2
 RULES: dict[str, tuple[tuple[float, int | str], ...]] = {
-    "across": ((0.2, "auto"), (0.1, "auto"), (0.2, 30)),
+    "across": ((0.2, "auto"), (0.1, 300), (0.2, 30)),
     "centred": ((0.1, 30), (0.05, 200), (0.25, 100)),
     "literal": ((0.1, 30), (0.05, 200), (0.25, 100)),
 }
