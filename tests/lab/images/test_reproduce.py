@@ -80,6 +80,9 @@ def test_everything_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_one_part(tmp_path: Path) -> None:
     run = new_run(tmp_path, *SMALL, "--parts", "main")
     assert not (run / "rates.png").exists()
+    result = open_run(run).result()
+    assert result is not None
+    assert result["tables"][0]["title"] == "Both heads, not tuned, at a learning rate of 0.005"
     assert sorted(path.stem for path in run.glob("trials/*")) == ["main-hebbian-seed0", "main-plain-seed0"]
 
 

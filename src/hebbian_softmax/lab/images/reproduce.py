@@ -164,7 +164,9 @@ def report(settings: Settings, do: Do) -> tuple[list[Table], dict[str, bytes], d
 
     if "main" in settings.chosen:
         groups = run_groups(do, "main", pair("main"))
-        add_table("Both heads, tuned", groups, settings.steps)
+        tuned = "tuning" in settings.chosen
+        how = "tuned" if tuned else f"not tuned, at a learning rate of {settings.learning_rate:g}"
+        add_table(f"Both heads, {how}", groups, settings.steps)
         tables += [tabulate_milestones(groups), *tabulate_writes(groups)]
         images |= {"levels.png": draw_levels(groups), "classes.png": draw_bands(groups)}
         metrics["main"], sentence = compare(groups, settings)
