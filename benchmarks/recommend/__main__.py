@@ -3,9 +3,14 @@
     python -m benchmarks.recommend FILE.jsonl --data FOLDER [--tasks beauty] [--workers 6] [--budget 300]
 
 FOLDER has ``recommend/amazon-beauty.txt.xz`` and ``recommend/movielens-100k.inter.xz``. ``--interactions`` takes a file
-of your own in place of these two: tab-separated lines of user, item and, last, time after a header, or a line for each
-user with the user's items in the order of time. Results are appended to FILE.jsonl, one trial a line; what has a line
-is not run again, so a program that was stopped goes on where it was.
+of your own in place of these two, as text or compressed (.xz, .gz), in one of two formats:
+
+    interactions   a header line, then a line for each: user, item, anything, and last the time in seconds; tabs between
+    sequences      a line for each user: the user, then the user's items in the order of time; spaces or tabs between
+
+``--split time`` needs times. Results are appended to FILE.jsonl, one trial a line, with fingerprints of the data and of
+the split; what has a result is not run again, so a program that was stopped goes on where it was, and trials that
+failed are tried again.
 ``python -m benchmarks.recommend.table FILE.jsonl`` shows the results.
 """
 
@@ -14,25 +19,37 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing as mp
 
-from benchmarks.recommend.plan import due
+from benchmarks.recommend.baselines import memory_of_neighbours
+from benchmarks.recommend.plan import MANY, METHODS, bases, due
 from benchmarks.recommend.records import Record, append, origin, read_records
-from benchmarks.recommend.trials import LAST, TASKS, TIME, Trial, split_of, work
+from benchmarks.recommend.scores import Scores
+from benchmarks.recommend.trials import LAST, TASKS, TIME, Course, Trial, course_of, work
+from hebbian_softmax.lab.base.progress import format_bytes
 
 MARGIN, GRACE = 10.0, 2.0
 """Seconds before the end of the budget when trials are ended, and seconds that workers then have to end themselves."""
 
 
-def compare(path: Path, root: Path, tasks: list[str], workers: int, deadline: float) -> bool:
-    """Run what is due until nothing is, or until the deadline; return whether everything has a result."""
+class Outcome(NamedTuple):
+    """How a run has ended: whether nothing is left to run, and the errors of what failed."""
+
+    whole: bool
+    failed: list[Record]
+
+
+def compare(path: Path, root: Path, starts: Sequence[Trial], workers: int, deadline: float) -> Outcome:
+    """Run what is due until nothing is, or until the deadline. What failed in an earlier run is tried again, once."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    records = read_records(path)
+    records = [record for record in read_records(path) if "error" not in record]
     context = mp.get_context("spawn")
     todo: Any = context.Queue()
     done: Any = context.Queue()
@@ -43,7 +60,7 @@ def compare(path: Path, root: Path, tasks: list[str], workers: int, deadline: fl
     given: list[Trial] = []
     waiting, begun = 0, time.time()
     while time.time() < deadline:
-        new = [trial for trial in due(tasks, records) if trial not in given]
+        new = [trial for trial in due(starts, records) if trial not in given]
         for trial in new:
             todo.put(trial)
         given += new
@@ -62,7 +79,7 @@ def compare(path: Path, root: Path, tasks: list[str], workers: int, deadline: fl
             append(path, record)
             print(f"{time.time() - begun:5.0f} s  {line_of(record)}", flush=True)
     _stop(pool, todo, workers)
-    return not due(tasks, records)
+    return Outcome(not due(starts, records), [record for record in records if "error" in record])
 
 
 def _stop(pool: list[Any], todo: Any, workers: int) -> None:
@@ -84,8 +101,42 @@ def line_of(record: Record) -> str:
     name = f"{given['task']}, {given['method']}, seed {given['seed']}"
     if "error" in record:
         return f"{name}: {record['error'].splitlines()[-1]}"
-    scores = "  ".join(f"{split} {record[split]['all']['ndcg']:.4f}" for split in ("valid", "test") if split in record)
+    scores = "  ".join(f"{split} {_shown(record[split])}" for split in ("valid", "test") if split in record)
     return f"{name:40s} NDCG {scores}  ({record['seconds']:.1f} s)"
+
+
+def _shown(scores: Scores) -> str:
+    ndcg = scores["all"]["ndcg"]
+    return "-" if ndcg is None else f"{ndcg:.4f}"
+
+
+def too_large(course: Course, workers: int, memory: int) -> str:
+    """Return why item-kNN is left out where all workers may need more than half of ``memory``, in bytes, for it."""
+    needed = memory_of_neighbours(course.sequences, course.split.periods[-1].items, MANY)
+    if workers * needed <= memory / 2:
+        return ""
+    return (
+        f"item-kNN is left out, because it may take {format_bytes(needed)} in each of {workers} processes, together "
+        f"more than half of this machine's {format_bytes(memory)}; --workers N sets how many there are"
+    )
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine, or a great number if the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
+
+
+def prepared(task: str, root: Path, workers: int) -> list[Trial]:
+    """Read a task, say what was read, and return the trials to start from. Raise ValueError if it cannot be read."""
+    course = course_of(task, root)
+    print(f"{task}: {course.summary}", flush=True)
+    if why := too_large(course, workers, machine_memory()):
+        print(f"{task}: {why}", flush=True)
+    methods = [method for method in METHODS if method != "neighbours" or not why]
+    return bases(task, methods, course.data, course.protocol)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -107,16 +158,29 @@ def main(arguments: list[str] | None = None) -> None:
     if options.interactions is not None:
         file = options.interactions.resolve()
         tasks = [f"{LAST if options.split == 'last' else TIME}{file}"]
-        try:
-            split_of(tasks[0], file.parent)  # now, before workers are started
-        except (OSError, ValueError) as error:
-            parser.error(f"{error}" + ("; without times give --split last" if options.split == "time" else ""))
     elif options.data is None:
         parser.error("--data FOLDER is needed, or the environment variable HEBBIAN_DATA, or --interactions FILE")
     deadline = time.time() + options.budget - MARGIN
+    root = options.data or Path()
+    try:
+        starts = [trial for task in tasks for trial in prepared(task, root, options.workers)]  # before any worker
+    except ValueError as error:
+        parser.error(str(error))
     append(options.file, origin("benchmarks.recommend"))
-    whole = compare(options.file, options.data or Path(), tasks, options.workers, deadline)
-    print("everything has a result" if whole else "out of time: run the same command again to go on")
+    finish(compare(options.file, root, starts, options.workers, deadline))
+
+
+def finish(outcome: Outcome) -> None:
+    """Say how the run has ended; end the program with 1 if trials failed."""
+    if not outcome.whole:
+        print("out of time: run the same command again to go on")
+    elif not outcome.failed:
+        print("everything has a result")
+    if outcome.failed:
+        count = len(outcome.failed)
+        print(f"{count} {'trial' if count == 1 else 'trials'} failed; the same command tries again what failed:")
+        print("\n".join(map(line_of, outcome.failed)))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -9,6 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.recommend.data import Items, Lesson
+
+CELLS = 1 << 22
+"""How many scores or cosines are computed at once."""
+ENTRY, WORKSPACE = 64, 1 << 28
+"""The bytes that item-kNN takes for each cosine that is not 0, and those that it takes besides; both are measured."""
 
 
 def pairs(histories: Sequence[Tensor], items: int, device: str) -> tuple[Tensor, Tensor]:
@@ -19,16 +25,39 @@ def pairs(histories: Sequence[Tensor], items: int, device: str) -> tuple[Tensor,
     return rows[known].to(device), taken[known].to(device)
 
 
+def sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse matrix of entries that are sorted by row and column."""
+    places = torch.stack([rows, columns])
+    return torch.sparse_coo_tensor(places, values, shape, is_coalesced=True, check_invariants=False)
+
+
+def sparse_table(histories: Sequence[Tensor], items: int) -> Tensor:
+    """Return 1 where a history has an item, else 0: a sparse matrix (histories, items)."""
+    rows, taken = pairs(histories, items, "cpu")
+    cells = torch.unique(rows * items + taken)
+    return sparse(cells // items, cells % items, torch.ones(len(cells)), (len(histories), items))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two sparse matrices, which is sparse, too."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)  # used inside of torch
+        found: Tensor = torch.sparse.mm(a, b).coalesce()
+    return found
+
+
 class Baseline(ABC):
     """A table of who took what, from which scores of all items are computed."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.histories: dict[int, Items] = {}
+        self.items = 0
 
     def learn(self, lessons: Sequence[Lesson], items: int) -> None:
         """Take in what users have taken by now; the catalogue has ``items`` items."""
         self.histories |= {lesson.user: lesson.history for lesson in lessons}
+        self.items = items
         self.prepare(items)
 
     def recommend(self, histories: Sequence[Items], k: int, batch: int = 512) -> Tensor:
@@ -37,6 +66,7 @@ class Baseline(ABC):
         Among equal scores the item with the lowest number comes first.
         """
         found = []
+        batch = min(batch, max(1, CELLS // self.items))
         for start in range(0, len(histories), batch):
             some = [torch.as_tensor(history) for history in histories[start : start + batch]]
             scores = self.scores(some)
@@ -70,30 +100,53 @@ class Neighbours(Baseline):
     """Item-kNN: the score of an item is the sum of its cosines with the last items of the history.
 
     The cosine is that of the sets of users who took the two items. Of each item, only the ``neighbours`` largest
-    cosines count; of a history, the last ``recent`` items.
+    cosines count; of a history, the last ``recent`` items. Cosines are computed for some items at a time, and only
+    those that are not 0 are kept, so that a large catalogue needs no matrix of items by items. All is done on the CPU,
+    where it takes seconds.
     """
 
-    def __init__(self, device: str, neighbours: int, recent: int) -> None:
-        super().__init__(device)
+    def __init__(self, neighbours: int, recent: int) -> None:
+        super().__init__("cpu")
         self.neighbours, self.recent = neighbours, recent
 
     def prepare(self, items: int) -> None:
-        taken = self._table([torch.as_tensor(history) for history in self.histories.values()], items)
-        together = taken.T @ taken
-        size = together.diagonal().clamp_min(1).sqrt()
-        cosines = together / size / size.unsqueeze(1)
-        cosines.fill_diagonal_(0)
-        if self.neighbours < items:
-            least = cosines.topk(self.neighbours, dim=1).values[:, -1:]
-            cosines = torch.where(cosines >= least, cosines, 0)
-        self.cosines = cosines
+        taken = sparse_table([torch.as_tensor(history) for history in self.histories.values()], items)
+        users, each = taken.indices()
+        order = each.argsort(stable=True)
+        users, each = users[order], each[order]  # the items in their order, and the users of each
+        size = torch.bincount(each, minlength=items).clamp_min(1).float().sqrt()
+        step = max(1, CELLS // items)
+        blocks = []
+        for start in range(0, items, step):
+            shape = min(step, items - start), len(self.histories)
+            first, last = torch.searchsorted(each, torch.tensor([start, start + step])).tolist()
+            some = sparse(each[first:last] - start, users[first:last], torch.ones(last - first), shape)
+            together = product(some, taken)
+            rows, columns = together.indices()
+            cosines = together.values() / size[columns] / size[rows + start]
+            cosines[rows + start == columns] = 0
+            kept = (cosines > 0) & (cosines >= self._least(rows, columns, cosines, items)[rows])
+            blocks.append((rows[kept] + start, columns[kept], cosines[kept]))
+        rows, columns, values = map(torch.cat, zip(*blocks, strict=True))
+        self.cosines = sparse(rows, columns, values, (items, items))
+
+    def _least(self, rows: Tensor, columns: Tensor, cosines: Tensor, items: int) -> Tensor:
+        """Return for each row the least cosine that counts: 0 where there are no more than the neighbours."""
+        least = torch.zeros(1 + int(rows.max()) if len(rows) else 0)
+        many = torch.bincount(rows, minlength=len(least)) > self.neighbours
+        if many.any():
+            table = torch.zeros(len(least), items)
+            table[rows, columns] = cosines
+            least[many] = table[many].topk(self.neighbours, dim=1).values[:, -1]
+        return least
 
     def scores(self, histories: Sequence[Tensor]) -> Tensor:
-        known = [history[history < len(self.cosines)] for history in histories]
-        return self._table([history[-self.recent :] for history in known], len(self.cosines)) @ self.cosines
+        known = [history[history < self.items] for history in histories]
+        recent = sparse_table([history[-self.recent :] for history in known], self.items)
+        return product(recent, self.cosines).to_dense()
 
-    def _table(self, histories: Sequence[Tensor], items: int) -> Tensor:
-        """Return 1 where a history has an item, else 0: (histories, items)."""
-        table = torch.zeros(len(histories), items, device=self.device)
-        table[pairs(histories, items, self.device)] = 1
-        return table
+
+def memory_of_neighbours(sequences: Sequence[Items], items: int, neighbours: int) -> int:
+    """Return about how many bytes item-kNN takes at most; the sequences are the whole histories of all users."""
+    pairs_of_items = sum(len(history) ** 2 for history in sequences)
+    return WORKSPACE + ENTRY * min(pairs_of_items, items * min(items, neighbours))

@@ -10,9 +10,7 @@ first and then learned from, as in use. No later interaction is known before, an
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +23,9 @@ TRAINING, VALIDATION = 0.4, 0.2
 """The shares of all interactions that the split by time trains on and chooses by; the others are the test."""
 PERIOD = 1000
 """About how many interactions of the split by time come between two updates of a model."""
+LAST_ITEM = "the last item of each user"
+BY_TIME = f"by time, training {TRAINING:g}, validation {VALIDATION:g}, periods of {PERIOD}"
+"""How the two splits ask, with all that decides what is asked: results of different ones are not compared."""
 
 
 class Event(NamedTuple):
@@ -32,7 +33,8 @@ class Event(NamedTuple):
 
     user: int
     item: int
-    time: int
+    time: float
+    """In seconds, or in what the file has."""
 
 
 class Lesson(NamedTuple):
@@ -68,49 +70,6 @@ class Split(NamedTuple):
     periods: list[Period]
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file, which may be compressed (.xz)."""
-    content = path.read_bytes()
-    return (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8").splitlines()
-
-
-def read_sequences(path: Path) -> list[Items]:
-    """Return the items of each user, in the order of time.
-
-    A line has a user and the user's items in that order, with spaces between; items are numbered as they first occur.
-    Or a line is one interaction, as in :func:`read_events`.
-    """
-    lines = read_lines(path)
-    if any("\t" in line for line in lines[:2]):
-        return sequences_of(read_events(path))
-    numbers: dict[str, int] = {}
-    found = []
-    for line in lines:
-        _, *items = line.split()
-        found.append(np.array([numbers.setdefault(item, len(numbers)) for item in items], dtype=np.int64))
-    return found
-
-
-def read_events(path: Path) -> list[Event]:
-    """Return the interactions, oldest first, from tab-separated lines after a header: user, item, anything, and time.
-
-    Users and items are numbered as they are first seen. Interactions of the same second stay in the order of the file.
-    """
-    users: dict[str, int] = {}
-    items: dict[str, int] = {}
-    try:
-        timed = [
-            (float(time), user, item) for user, item, *_, time in (line.split("\t") for line in read_lines(path)[1:])
-        ]
-    except ValueError:
-        raise ValueError(f"{path} must have a user, an item and last a time in each line, with tabs between") from None
-    timed.sort(key=lambda each: each[0])
-    return [
-        Event(users.setdefault(user, len(users)), items.setdefault(item, len(items)), int(time))
-        for time, user, item in timed
-    ]
-
-
 def sequences_of(events: Sequence[Event]) -> list[Items]:
     """Return the items of each user, in the order of time."""
     found: dict[int, list[int]] = {}
@@ -126,6 +85,8 @@ def leave_one_out(sequences: Sequence[Items]) -> Split:
     item of the validation in the history. Users with fewer than three items are never asked.
     """
     asked = [items for items in sequences if len(items) >= 3]
+    if not asked:
+        raise ValueError("no user has three items, which asking for the last one needs: give more of each user")
     kept = [items[:-2] if len(items) >= 3 else items for items in sequences]
     train = [Lesson(user, items, len(items)) for user, items in enumerate(kept)]
     catalogue = 1 + max(int(items.max()) for items in sequences)
@@ -142,7 +103,7 @@ def by_time(
 ) -> Split:
     """Return the split by time of events that are in order and whose items are numbered as they are first seen.
 
-    Interactions of the same second are never divided. What a user takes first is learned from and not asked.
+    Interactions of the same time are never divided. What a user takes first is learned from and not asked.
     """
     ends = _ends(events, training, validation, period)
     (_, start), *later = ends
@@ -171,7 +132,7 @@ def by_time(
 
 
 def _ends(events: Sequence[Event], training: float, validation: float, period: int) -> list[tuple[str, int]]:
-    """Return the name of each part and the number of events up to its end; seconds are not divided."""
+    """Return the name of each part and the number of events up to its end; those of one time are not divided."""
     total = len(events)
     wanted = [("train", int(total * training))]
     for split, share in (("valid", training + validation), ("test", 1.0)):
@@ -185,7 +146,12 @@ def _ends(events: Sequence[Event], training: float, validation: float, period: i
         if end > (found[-1][1] if found else 0):
             found.append((split, end))
     if {split for split, _ in found} != {"train", "valid", "test"}:
-        raise ValueError(f"{total} interactions are too few for training, validation and test")
+        moments = len({event.time for event in events})
+        advice = ", or give --split last, which needs no times" if moments < 3 <= total else ""
+        raise ValueError(
+            f"{total} interactions are too few for training, validation and test, where those of one time are not "
+            f"divided (the number of different times is {moments}): give more{advice}"
+        )
     return found
 
 
@@ -203,3 +169,14 @@ def _count(events: Sequence[Event], counts: Items, known: int) -> int:
     for event in events:
         counts[event.item] += 1
     return max(known, 1 + max(event.item for event in events))
+
+
+def check(split: Split) -> None:
+    """Raise ValueError where nothing can be learned in training, or nothing is asked in the validation or the test."""
+    if all(len(lesson.history) < 2 for lesson in split.train):
+        raise ValueError(
+            "no user has two items in the training, so no next item can be learned: give more of each user"
+        )
+    for name, title in (("valid", "validation"), ("test", "test")):
+        if not any(len(period.targets) for period in split.periods if period.split == name):
+            raise ValueError(f"nobody takes an item in the {title} after another one: give more of each user")

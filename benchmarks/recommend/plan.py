@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.recommend.records import Record
 from benchmarks.recommend.trials import Trial, task_of
 
+METHODS = ("popularity", "neighbours", "plain", "rule")
 TUNING_SEED = 1000
 FINAL_SEEDS = (1, 2, 3, 4, 5)
 MANY = 10_000
@@ -39,27 +40,37 @@ def grid(task: str) -> list[dict[str, Any]]:
 
 
 def around(best: Trial) -> list[Trial]:
-    """Return what is tried around a point."""
-    changes: list[dict[str, Any]] = [{"learning_rate": best.learning_rate * factor} for factor in (0.6, 1.7)]
+    """Return what is tried around a point.
+
+    Steps up and down cancel each other, so that a later round recognises what an earlier one has tried. No later period
+    is learned with more than the learning rate of the training.
+    """
+    rates = (float(f"{best.learning_rate * factor:.2g}") for factor in (0.6, 1 / 0.6))
+    changes: list[dict[str, Any]] = [{"learning_rate": rate} for rate in rates]
     changes += [{"dropout": min(0.8, max(0.0, round(best.dropout + more, 2)))} for more in (-0.15, 0.15)]
     if task_of(best.task).periods:
         changes += [{"passes": number} for number in {max(1, best.passes // 2), min(8, 2 * best.passes)}]
-        changes += [{"period_rate": best.period_rate * factor} for factor in (0.5, 2)]
+        changes += [{"period_rate": min(1.0, best.period_rate * factor)} for factor in (0.5, 2)]
     else:
-        changes += [{"epochs": round(best.epochs * factor)} for factor in (0.7, 1.5)]
+        changes += [{"epochs": round(best.epochs * factor)} for factor in (2 / 3, 3 / 2)]
     return [replace(best, **change) for change in changes]
 
 
-def rounds(task: str, method: str, records: Sequence[Record]) -> Iterator[list[Trial]]:
+def bases(task: str, methods: Sequence[str] = METHODS, data: str = "", protocol: str = "") -> list[Trial]:
+    """Return for each method the trial whose settings are then chosen; the others have its data and protocol."""
+    return [Trial(task, method, TUNING_SEED, data=data, protocol=protocol) for method in methods]
+
+
+def rounds(base: Trial, records: Sequence[Record]) -> Iterator[list[Trial]]:
     """Yield the trials of one method round after round, as far as the results of earlier rounds are in ``records``.
 
     The last round is the final one.
     """
-    base = Trial(task, method, TUNING_SEED)
+    method = base.method
     if method == "popularity":
         yield [replace(base, final=True)]
         return
-    tried = [replace(base, **point) for point in (NEIGHBOURS if method == "neighbours" else grid(task))]
+    tried = [replace(base, **point) for point in (NEIGHBOURS if method == "neighbours" else grid(base.task))]
     yield tried
     best = best_of(tried, records)
     if best is None:
@@ -78,31 +89,27 @@ def rounds(task: str, method: str, records: Sequence[Record]) -> Iterator[list[T
 
 
 def best_of(tried: Sequence[Trial], records: Sequence[Record]) -> Trial | None:
-    """Return the trial with the best NDCG on validation; None while one has no result. Failed trials come last."""
+    """Return the trial with the best NDCG on validation, of those that did not fail.
+
+    Return None while one was not run, and where all have failed.
+    """
     results = [find(trial, records) for trial in tried]
     known = [result for result in results if result is not None]
     if len(known) < len(tried):
         return None
-    values = [result["valid"]["all"]["ndcg"] if "valid" in result else -1.0 for result in known]
-    return tried[values.index(max(values))]
+    values = [result["valid"]["all"]["ndcg"] if "valid" in result else None for result in known]
+    found = [value for value in values if value is not None]
+    return tried[values.index(max(found))] if found else None
 
 
 def find(trial: Trial, records: Sequence[Record]) -> Record | None:
-    """Return the result of a trial, if there is one."""
+    """Return the result of a trial, or its error, if there is one."""
     given = asdict(trial)
     return next((record for record in records if record.get("given") == given), None)
 
 
-METHODS = ("popularity", "neighbours", "plain", "rule")
-
-
-def due(tasks: Sequence[str], records: Sequence[Record]) -> list[Trial]:
-    """Return the trials that can be run now and have no result."""
+def due(starts: Sequence[Trial], records: Sequence[Record]) -> list[Trial]:
+    """Return the trials that can be run now and are not in ``records``; ``starts`` are those of :func:`bases`."""
     return [
-        trial
-        for task in tasks
-        for method in METHODS
-        for some in rounds(task, method, records)
-        for trial in some
-        if find(trial, records) is None
+        trial for base in starts for some in rounds(base, records) for trial in some if find(trial, records) is None
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,15 +14,8 @@ import torch
 from examples.recommender import Recommender, train_once, windows
 
 from benchmarks.recommend.baselines import Baseline, Neighbours, Popularity
-from benchmarks.recommend.data import (
-    Items,
-    Lesson,
-    Split,
-    by_time,
-    leave_one_out,
-    read_events,
-    read_sequences,
-)
+from benchmarks.recommend.data import BY_TIME, LAST_ITEM, Items, Lesson, Split, by_time, check, leave_one_out
+from benchmarks.recommend.reading import read
 from benchmarks.recommend.scores import BEST, Tally
 from hebbian_softmax import OnePassAdam
 
@@ -38,7 +30,8 @@ BEAUTY, MOVIELENS = "recommend/amazon-beauty.txt.xz", "recommend/movielens-100k.
 class Task(NamedTuple):
     """A set of interactions, how it is divided, and the sizes that all methods share."""
 
-    split: Callable[[Path], Split]
+    file: str
+    """Where the interactions are, in the folder of the data."""
     length: int
     """How many items a network reads at once."""
     batch: int
@@ -49,9 +42,9 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "beauty": Task(lambda root: leave_one_out(read_sequences(root / BEAUTY)), 50, 256, (15, 30)),
-    "movielens": Task(lambda root: leave_one_out(read_sequences(root / MOVIELENS)), 100, 64, (40, 80)),
-    "movielens by time": Task(lambda root: by_time(read_events(root / MOVIELENS)), 100, 64, (60,), periods=True),
+    "beauty": Task(BEAUTY, 50, 256, (15, 30)),
+    "movielens": Task(MOVIELENS, 100, 64, (40, 80)),
+    "movielens by time": Task(MOVIELENS, 100, 64, (60,), periods=True),
 }
 """Amazon Beauty has an order for each user and no dates, so it cannot be split by time."""
 LAST, TIME = "last item of ", "by time: "
@@ -63,9 +56,9 @@ def task_of(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     if name.startswith(LAST):
-        return Task(lambda root: leave_one_out(read_sequences(root / name.removeprefix(LAST))), 100, 128, (20, 40))
+        return Task(name.removeprefix(LAST), 100, 128, (20, 40))
     if name.startswith(TIME):
-        return Task(lambda root: by_time(read_events(root / name.removeprefix(TIME))), 100, 128, (40,), periods=True)
+        return Task(name.removeprefix(TIME), 100, 128, (40,), periods=True)
     raise ValueError(f"task must be one of {', '.join(TASKS)}, or begin with {LAST!r} or {TIME!r}, got {name!r}")
 
 
@@ -92,17 +85,51 @@ class Trial:
     fade: bool = True
     neighbours: int = 100
     recent: int = 1000
+    data: str = ""
+    """The fingerprint of the file that must be read; of any file if empty."""
+    protocol: str = ""
+    """How the file is divided, in words."""
+
+
+class Course(NamedTuple):
+    """A task that has been read."""
+
+    split: Split
+    sequences: list[Items]
+    """All items of each user."""
+    summary: str
+    """What the file has, in words."""
+    data: str
+    """A fingerprint of the file."""
+    protocol: str
+    """How it is divided, in words."""
 
 
 @cache
-def split_of(task: str, root: Path) -> Split:
-    """Return the divided interactions of a task, read once."""
-    return task_of(task).split(root)
+def course_of(name: str, root: Path) -> Course:
+    """Return a task, read and divided once. Raise ValueError where that cannot be done."""
+    task = task_of(name)
+    path = root / task.file
+    found = read(path, timed=task.periods)
+    try:
+        split = by_time(found.events or []) if task.periods else leave_one_out(found.sequences)
+        check(split)
+    except ValueError as error:
+        raise ValueError(f"{path} ({found.summary()}): {error}") from None
+    return Course(split, found.sequences, found.summary(), found.digest, BY_TIME if task.periods else LAST_ITEM)
+
+
+def split_of(name: str, root: Path) -> Split:
+    """Return the divided interactions of a task."""
+    return course_of(name, root).split
 
 
 def run(trial: Trial, root: Path, device: str, deadline: float) -> dict[str, Any]:
     """Return the scores of a trial with the data below ``root``. Raise TimeoutError once ``time.time()`` is late."""
-    split, begun = split_of(trial.task, root), time.perf_counter()
+    course = course_of(trial.task, root)
+    if trial.data not in ("", course.data):
+        raise ValueError(f"the file of {trial.task!r} has changed since the program was started: start it again")
+    split, begun = course.split, time.perf_counter()
     torch.manual_seed(trial.seed)
     learner = trained_learner(trial, split, device, deadline)
     trained = time.perf_counter() - begun
@@ -110,8 +137,9 @@ def run(trial: Trial, root: Path, device: str, deadline: float) -> dict[str, Any
     for period in split.periods:
         if period.split == "test" and not trial.final:
             break
-        recommended = learner.recommend(period.histories, BEST).numpy()
-        tallies.setdefault(period.split, Tally(split.items)).add(recommended, period)
+        if period.histories:  # in a short period all users may be new
+            recommended = learner.recommend(period.histories, BEST).numpy()
+            tallies.setdefault(period.split, Tally(split.items)).add(recommended, period)
         if period.lessons:
             learner.learn(period.lessons, period.items)
         _check_time(deadline)
@@ -129,7 +157,7 @@ def trained_learner(trial: Trial, split: Split, device: str, deadline: float) ->
         case "popularity":
             baseline = Popularity(device)
         case "neighbours":
-            baseline = Neighbours(device, trial.neighbours, trial.recent)
+            baseline = Neighbours(trial.neighbours, trial.recent)
         case _:
             raise ValueError(f"method must be plain, rule, popularity or neighbours, got {trial.method!r}")
     baseline.learn(split.train, split.items)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.recommend import __main__ as command
 from benchmarks.recommend import million
 from benchmarks.recommend.baselines import Neighbours, Popularity
 from benchmarks.recommend.data import (
@@ -25,16 +25,25 @@ from benchmarks.recommend.data import (
     Period,
     by_time,
     leave_one_out,
-    read_events,
-    read_lines,
-    read_sequences,
-    sequences_of,
 )
-from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, TUNING_SEED, due, third_axis
+from benchmarks.recommend.plan import FINAL_SEEDS, METHODS, TUNING_SEED, around, bases, due, grid, third_axis
+from benchmarks.recommend.reading import content_of, lines_of, read
 from benchmarks.recommend.records import Record, read_records
 from benchmarks.recommend.scores import Tally, gains
 from benchmarks.recommend.table import tables
-from benchmarks.recommend.trials import BEAUTY, LAST, MOVIELENS, TASKS, TIME, Network, Trial, run, split_of
+from benchmarks.recommend.trials import (
+    BEAUTY,
+    LAST,
+    MOVIELENS,
+    TASKS,
+    TIME,
+    Network,
+    Trial,
+    course_of,
+    run,
+    split_of,
+    task_of,
+)
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
@@ -134,28 +143,18 @@ def test_leave_one_out(lists: list[list[int]]) -> None:
         assert part.items == split.items == 1 + max(max(items) for items in lists)
 
 
-def test_readers_number_items_as_they_are_first_seen(tmp_path: Path) -> None:
-    plain, packed = tmp_path / "a.txt", tmp_path / "b.inter.xz"
-    plain.write_text("7 30 20\n8 20 10 30\n")
-    assert [list(items) for items in read_sequences(plain)] == [[0, 1], [1, 2, 0]]
-    with lzma.open(packed, "wt") as file:
-        file.write(
-            "user_id:token\titem_id:token\trating:float\ttimestamp:float\n5\t9\t3\t20\n6\t8\t1\t10\n5\t8\t1\t20\n"
-        )
-    events = read_events(packed)
-    assert events == [Event(0, 0, 10), Event(1, 1, 20), Event(1, 0, 20)]
-    assert [list(items) for items in sequences_of(events)] == [[0], [1, 0]]
-
-
 @pytest.mark.skipif(not (SHARED / "data" / "recommend").exists(), reason="the real interactions are not here")
 def test_the_real_interactions_have_their_known_sizes() -> None:
-    beauty = read_sequences(SHARED / "data" / BEAUTY)
+    found = read(SHARED / "data" / BEAUTY, timed=False)
+    beauty = found.sequences
     assert (len(beauty), sum(map(len, beauty)), 1 + max(int(each.max()) for each in beauty)) == (
         22_363,
         198_502,
         12_101,
     )
-    events = read_events(SHARED / "data" / MOVIELENS)
+    assert found.summary() == "22,363 users, 12,101 items, 198,502 interactions; read as one line a user"
+    events = read(SHARED / "data" / MOVIELENS, timed=True).events
+    assert events is not None
     assert (len(events), len({e.user for e in events}), len({e.item for e in events})) == (100_000, 943, 1_682)
     split = by_time(events)
     asked = [part for part in split.periods if part.split == "test"]
@@ -214,7 +213,7 @@ def test_popularity_is_that_of_a_loop(taken: list[Items], asked: list[Items]) ->
 def test_item_neighbours_are_those_of_a_loop(
     taken: list[Items], asked: list[Items], neighbours: int, recent: int
 ) -> None:
-    baseline = Neighbours("cpu", neighbours, recent)
+    baseline = Neighbours(neighbours, recent)
     baseline.learn([Lesson(user, items, len(items)) for user, items in enumerate(taken)], 8)
     users = [{user for user, items in enumerate(taken) if item in items} for item in range(8)]
 
@@ -242,7 +241,7 @@ def data(tmp_path: Path) -> Path:
         lines.append(" ".join(map(str, [user, *items])))
         events += [f"{user}\t{item}\t4\t{60 * step + chance.integers(60)}" for step, item in enumerate(items)]
     (tmp_path / BEAUTY).parent.mkdir()
-    for name, text in ((BEAUTY, lines), (MOVIELENS, ["a header", *events])):
+    for name, text in ((BEAUTY, lines), (MOVIELENS, ["user\titem\trating\ttime", *events])):
         with lzma.open(tmp_path / name, "wt") as file:
             file.write("\n".join(text) + "\n")
     return tmp_path
@@ -301,7 +300,8 @@ def test_the_heads_differ_by_the_write_alone(data: Path) -> None:
 @pytest.mark.parametrize("split", [LAST, TIME])
 def test_a_file_of_ones_own_is_a_task(data: Path, split: str) -> None:
     own = data / "mine.tsv"
-    rows = [line.split("\t") for line in read_lines(data / MOVIELENS)[1:]]
+    lines = lines_of(own, content_of(data / MOVIELENS))
+    rows = [line.split("\t") for _, line in lines[1:]]
     own.write_text("\n".join(["user\titem\ttime", *("\t".join((row[0], row[1], row[3])) for row in rows)]))
     name = "movielens" if split == LAST else "movielens by time"
     assert repr(split_of(f"{split}{own}", data)) == repr(split_of(name, data))
@@ -309,21 +309,7 @@ def test_a_file_of_ones_own_is_a_task(data: Path, split: str) -> None:
     found = run(Trial(f"{split}{own}", "rule", **settings), data, "cpu", late())
     assert found["test"]["all"]["questions"] > 0
     assert any(str(own) in line for line in tables([found]))
-    assert {trial.task for trial in due([f"{split}{own}"], [])} == {f"{split}{own}"}
-
-
-def test_files_that_cannot_be_a_task_are_refused_before_anything_runs(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "order.txt").write_text("1 2 3 4\n2 3 4 5\n")
-    results = tmp_path / "results.jsonl"
-    for file, message in (("order.txt", "without times give --split last"), ("none.txt", "No such file")):
-        with pytest.raises(SystemExit):
-            command.main([str(results), "--interactions", str(tmp_path / file)])
-        assert message in capsys.readouterr().err
-    with pytest.raises(ValueError, match="task must be one of beauty"):
-        split_of("mine", data)
-    assert not results.exists()
+    assert {trial.task for trial in due(bases(f"{split}{own}"), [])} == {f"{split}{own}"}
 
 
 def test_a_trial_out_of_time_raises(data: Path) -> None:
@@ -332,10 +318,11 @@ def test_a_trial_out_of_time_raises(data: Path) -> None:
 
 
 def results_of(trials: list[Trial]) -> list[Record]:
-    """Return made-up results, in which small dropout, long training and many passes are best on validation."""
+    """Return made-up results: plain softmax likes small dropout, long training and many passes, the rule does not."""
     found = []
     for trial in trials:
-        ndcg = 0.1 - 0.1 * trial.dropout + 1e-3 * trial.epochs + 0.01 * trial.passes
+        sign = -1 if trial.method == "rule" else 1
+        ndcg = 0.2 - sign * (0.1 * trial.dropout - 1e-3 * trial.epochs - 0.01 * trial.passes) + trial.learning_rate
         groups = {name: {"questions": 1, "ndcg": ndcg, "hit_rate": 0.5} for name in ("all", "<10", "<5", "cold", "new")}
         found.append({"given": asdict(trial), "valid": groups, "seconds": 1.0})
         if trial.final:
@@ -343,41 +330,63 @@ def results_of(trials: list[Trial]) -> list[Record]:
     return found
 
 
+def best_of(trials: list[Trial]) -> Trial:
+    return max(trials, key=lambda trial: results_of([trial])[0]["valid"]["all"]["ndcg"])
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_both_heads_are_tuned_in_the_same_way_and_have_the_same_seeds(task: str) -> None:
+    """Each goes on around its own best point, and these points differ."""
     records: list[Record] = []
     done: list[Trial] = []
-    while some := due([task], records):
+    while some := due(bases(task), records):
         assert not set(some) & set(done)
         done += some
         records += json.loads(json.dumps(results_of(some)))
     tried = {method: [trial for trial in done if trial.method == method and not trial.final] for method in METHODS}
-    assert [replace(each, method="rule") for each in tried["plain"]] == tried["rule"]  # with equal results
-    assert len(set(tried["plain"])) == len(tried["plain"]) >= len(third_axis(task)) * 4 + 6
     assert {each.seed for some in tried.values() for each in some} == {TUNING_SEED}
     final = {method: [trial for trial in done if trial.method == method and trial.final] for method in METHODS}
     for method in ("plain", "rule"):
-        assert [each.seed for each in final[method]] == list(FINAL_SEEDS)
-        assert len({replace(each, seed=0) for each in final[method]}) == 1
-    best = max(tried["plain"], key=lambda trial: results_of([trial])[0]["valid"]["all"]["ndcg"])
-    assert replace(final["plain"][0], seed=best.seed, final=False) == best
-    assert best.passes == (8 if task == "movielens by time" else 1)
+        expected = [Trial(task, method, TUNING_SEED, **point) for point in grid(task)]
+        for _ in range(2):
+            expected += [trial for trial in around(best_of(expected)) if trial not in expected]
+        assert set(tried[method]) == set(expected)
+        assert len(tried[method]) == len(expected) >= len(third_axis(task)) * 4 + 6
+        assert final[method] == [replace(best_of(tried[method]), seed=seed, final=True) for seed in FINAL_SEEDS]
+    plain, rule = final["plain"][0], final["rule"][0]
+    assert plain.dropout <= 0.2 < 0.5 <= rule.dropout
+    assert plain.passes > rule.passes if task_of(task).periods else plain.epochs > rule.epochs
     assert len(final["popularity"]) == len(final["neighbours"]) == 1
     shown = "\n".join(tables(records))
     assert "rule, 5 seeds" in shown
-    assert shown.count(f"{len(tried['plain'])} trials") == 2
+    assert all(
+        shown.count(f"{method}, chosen on validation from {len(tried[method])} trials") == 1
+        for method in ("plain", "rule")
+    )
     assert "gamma" not in shown
     for record in records:
         record["given"]["gamma"] = 0.02
     assert "\n".join(tables(records)).count("gamma 0.02") == 1  # of the rule alone
 
 
+@given(st.sampled_from(list(TASKS)), st.lists(st.integers(0, 99), min_size=2, max_size=2))
+def test_no_point_is_nearly_tried_twice(task: str, best: list[int]) -> None:
+    """Whatever is best after each round, settings that differ do so by more than chance could tell."""
+    tried = [Trial(task, "plain", **point) for point in grid(task)]
+    for each in best:
+        tried += [trial for trial in around(tried[each % len(tried)]) if trial not in tried]
+    for name in ("learning_rate", "epochs"):
+        values = sorted({getattr(trial, name) for trial in tried})
+        assert all(after > 1.05 * before for before, after in pairwise(values)), values
+    assert max(trial.period_rate for trial in tried) <= 1
+
+
 def test_the_final_settings_do_not_depend_on_the_test() -> None:
-    first = due(["beauty"], [])
+    first = due(bases("beauty"), [])
     records = results_of(first)
     for record in records:
         record["test"] = {"all": {"ndcg": float(record["given"]["dropout"])}}  # another order than on validation
-    assert due(["beauty"], records) == due(["beauty"], results_of(first))
+    assert due(bases("beauty"), records) == due(bases("beauty"), results_of(first))
 
 
 @pytest.mark.slow
@@ -395,7 +404,8 @@ def test_the_program_stops_and_goes_on(data: Path, tmp_path: Path) -> None:
     assert records[: len(some)] == some
     assert not [record["error"] for record in records if "error" in record]
     assert len({json.dumps(record["given"]) for record in records}) == len(records)
-    assert due(["beauty"], records) == []
+    course = course_of("beauty", data)
+    assert due(bases("beauty", METHODS, course.data, course.protocol), records) == []
     assert {record["given"]["seed"] for record in records if record["given"]["final"]} >= set(FINAL_SEEDS)
     assert "out of time" in first.stdout or len(some) == len(records)
     assert "everything has a result" in second.stdout
