@@ -129,13 +129,13 @@ def machine_memory() -> int:
         return sys.maxsize
 
 
-def prepared(task: str, root: Path, workers: int) -> list[Trial]:
+def prepared(task: str, root: Path, workers: int, methods: Sequence[str]) -> list[Trial]:
     """Read a task, say what was read, and return the trials to start from. Raise ValueError if it cannot be read."""
     course = course_of(task, root)
     print(f"{task}: {course.summary}", flush=True)
-    if why := too_large(course, workers, machine_memory()):
+    if "neighbours" in methods and (why := too_large(course, workers, machine_memory())):
         print(f"{task}: {why}", flush=True)
-    methods = [method for method in METHODS if method != "neighbours" or not why]
+        methods = [method for method in methods if method != "neighbours"]
     return bases(task, methods, course.data, course.protocol)
 
 
@@ -151,6 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
         default="time",
         help="of your own file: ask for the last item of each user, or for all that comes after the first 40 %%",
     )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="by default all")
     parser.add_argument("--workers", type=int, default=6, help="processes that train at the same time")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which the program ends")
     options = parser.parse_args(arguments)
@@ -162,8 +163,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--data FOLDER is needed, or the environment variable HEBBIAN_DATA, or --interactions FILE")
     deadline = time.time() + options.budget - MARGIN
     root = options.data or Path()
-    try:
-        starts = [trial for task in tasks for trial in prepared(task, root, options.workers)]  # before any worker
+    try:  # all data is read before any worker is started
+        starts = [trial for task in tasks for trial in prepared(task, root, options.workers, options.methods)]
     except ValueError as error:
         parser.error(str(error))
     append(options.file, origin("benchmarks.recommend"))

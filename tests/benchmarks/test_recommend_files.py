@@ -309,7 +309,8 @@ def test_item_neighbours_are_left_out_where_memory_is_short(
     assert too_large(course, 3, 6 * needed) == ""
     assert "in each of 4 processes" in too_large(course, 4, 6 * needed)
     monkeypatch.setattr(os, "sysconf", lambda name: 1000)
-    assert {trial.method for trial in prepared(f"{LAST}{tmp_path / 'mine.txt'}", tmp_path, 2)} == set(METHODS) - {
-        "neighbours"
-    }
+    task = f"{LAST}{tmp_path / 'mine.txt'}"
+    assert {trial.method for trial in prepared(task, tmp_path, 2, METHODS)} == set(METHODS) - {"neighbours"}
     assert "item-kNN is left out" in capsys.readouterr().out
+    assert [trial.method for trial in prepared(task, tmp_path, 2, ["popularity"])] == ["popularity"]
+    assert "item-kNN" not in capsys.readouterr().out
