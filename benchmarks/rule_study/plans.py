@@ -30,6 +30,8 @@ CHOSEN: Given = DEFAULT | {
     "base": "line", "shorten": 1.0, "rate": "polynomial", "gamma": 3.0, "floor": 0.2, "within": 150.0
 }  # fmt: skip
 """The library's default, which came of that."""
+FALLING: Given = CHOSEN | {"falling": 10.0}
+"""Today's default, which raises λ only where the learning rate falls."""
 # Writes that leave a part of the row as it was; a first write that raises the row's own part along the mean.
 LESSENED: Given = CHOSEN | {"shorten": 0.0, "lessen": 1.0, "whole": True}
 PRIOR: Given = CHOSEN | {"shorten": 0.0, "prior": 3.0, "whole": True}
@@ -45,6 +47,12 @@ FORMS: tuple[Given, ...] = (
     CHOSEN | {"whole": True} | RISING,
 )
 """Plain softmax, the default, and writes that change a row less where a memory is of few activations."""
+FIRSTS: tuple[Given, ...] = (
+    *(FALLING | {"base": base} for base in ("line", "rare", "return")),
+    *(CHOSEN | change for change in ({}, {"base": "rare"}, {"limit": 300}, {"write": "centred", "base": False})),
+    *({"write": "centred", "gamma": 0.1, "limit": 100} | timing for timing in ({"caught_up": 0.8}, {})),
+)
+"""What a class's first write does to its part along the mean, beside centred writes, which set all of it to 0."""
 STARTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 WIKITEXT: Given = {"corpus": "wikitext-2", "epochs": 8.0, "input_dropout": 0.3, "evaluations": 1}
@@ -341,6 +349,19 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
             *({}, CHOSEN, CHOSEN | {"falling": 10.0}, CHOSEN | {"falling": 1.0}, CHOSEN | {"floor": 0.05}),
             cosine=cosine,
         )
+    ],
+    "images-firsts": lambda: [
+        *(named({"task": "omniglot", "steps": 5000, "learning_rate": 0.005}, form, seed=100) for form in FIRSTS),
+        *images(
+            {"longtail": range(100, 103), "glyphs": range(101, 103)},
+            *(FALLING | {"base": base} for base in ("rare", "return")),
+        ),
+    ],
+    "tiny-firsts": lambda: [
+        named(TINY | {"corpus": corpus, "epochs": epochs, "by_seen": True}, form, seed=seed)
+        for seed in (100, 101)
+        for corpus, epochs in (("stdlib", 0.12), ("reuters", 0.11))
+        for form in (FALLING | {"base": "return"}, FALLING, {})
     ],
     "cut-falling": lambda: [
         named(CUT | {"constant": constant, "learning_rate": 0.005}, head, seed=seed)

@@ -100,7 +100,9 @@ class Variant:
     """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
     "rare" to the running mean of that of the batches' rows that were seen fewer than T times, or with "line" to what
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
-    that were seen fewer than 5 times. "rise" raises the row's own component by what makes its logit larger by the
+    that were seen fewer than 5 times. "return" reads that line where classes that come as often would be by now, as
+    those come that were seen once, from c = 1 up to T: in a stationary stream about at 1, in a curriculum, whose new
+    classes come as often as others, at T. "rise" raises the row's own component by what makes its logit larger by the
     logarithm of how much more often a class comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
@@ -253,22 +255,43 @@ class Rule:
         self.logit.lerp_(logit, share)
         self.between.lerp_(squares.sum() / many.clamp(min=1), share)
 
-    def _on_line(self, line: Tensor, current: Tensor, rare: Tensor, share: Tensor, rising: bool = True) -> Tensor:
-        """Return the component that a row has whose class was seen once, by the line through those of rare rows."""
+    def _on_line(
+        self,
+        line: Tensor,
+        current: Tensor,
+        rare: Tensor,
+        share: Tensor,
+        rising: bool = True,
+        at: Tensor | None = None,
+    ) -> Tensor:
+        """Return the component that a row has whose class was seen once, by the line through those of rare rows.
+
+        Given ``at``, it is that of a class seen so often.
+        """
         x = self.counts.clamp(min=1).log()
         found = (torch.stack([x, current, x * x, x * current]) * rare).sum(1) / rare.sum().clamp(min=1)
         line.lerp_(found, share)
         mean_x, mean_y, square, product = line
         slope = (product - mean_x * mean_y) / (square - mean_x**2).clamp(min=1e-2)
-        return mean_y - (slope.clamp(min=0) if rising else slope.clamp(max=0)) * mean_x
+        slope = slope.clamp(min=0) if rising else slope.clamp(max=0)
+        return mean_y + slope * ((0 if at is None else at.log()) - mean_x)
+
+    def _count_of_returning(self, n: Tensor) -> Tensor:
+        """Return how often a class would have come by now that comes as often as those do that were seen once."""
+        _, (often, number) = self._see_firsts(n)
+        return (often / number.clamp(min=1e-6) * (self.batches - 1)).clamp(min=1, max=self.variant.limit)
 
     def _rise(self, n: Tensor) -> Tensor:
         """Return the logarithm of how much more often a class comes that was seen once than one that never was."""
+        firsts = self._see_firsts(n)
+        never, once = (firsts[:, 0] / firsts[:, 1].clamp(min=1e-6)).clamp(min=1e-12)
+        return (once / never).clamp(min=1).log()
+
+    def _see_firsts(self, n: Tensor) -> Tensor:
+        """Take the batch into the running values of classes never seen and seen once, and return these."""
         groups = torch.stack([self.counts == 0, self.counts == 1]).to(n.dtype)
         found = torch.stack([groups @ n, groups.sum(1)], 1)
-        self.firsts.lerp_(found, (1 / self.batches).clamp(min=1 / HORIZON))
-        never, once = (self.firsts[:, 0] / self.firsts[:, 1].clamp(min=1e-6)).clamp(min=1e-12)
-        return (once / never).clamp(min=1).log()
+        return self.firsts.lerp_(found, (1 / self.batches).clamp(min=1 / HORIZON))
 
     def _beside_common(self, away: Tensor, rare: Tensor) -> Tensor:
         """Take from changes of rows what is along the mean of rare rows, across m; new rows get that of rows seen once.
@@ -331,11 +354,12 @@ class Rule:
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
                     self.base.lerp_((current * rare).sum() / rare.sum().clamp(min=1), share)
                     usual, is_known = self.base, self.base_batches > 0
-                if v.base == "line":
+                if v.base in ("line", "return"):
                     rare = seen & known & (self.counts < v.limit)
                     self.base_batches += rare.any()
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
-                    usual, is_known = self._on_line(self.line, current, rare, share), self.base_batches > 0
+                    at = self._count_of_returning(n) if v.base == "return" else torch.ones_like(share)
+                    usual, is_known = self._on_line(self.line, current, rare, share, at=at), self.base_batches > 0
                 if v.base == "rise":
                     usual, is_known = current + self._rise(n) / size.clamp(min=1e-9), size > 0
                 sets = (usual - current) * (~known & is_known)
