@@ -353,13 +353,12 @@ class NaiveHead:
             first = running.row_batches == 0
             familiar = [i for i, count in enumerate(self.oracle.counts) if count and (first or i in targets)]
             running.see_rows([theta[i] for i in familiar])
-        gamma, last, batches = self.oracle.gamma, limit, running.batches
+        gamma, last, seen = self.oracle.gamma, limit, running.batches if waits else None
         if self.grows:
             least = min(100, self.classes) if waits else 100
             last = max(least, min(running.seen // self.classes // 4, running.batches // 20))
         running.see_activations(h, center)
         scale = running.scale() if self.scale == "match" else float(self.scale)
-        seen = batches if waits else None
         self.oracle.follow(self.how == "literal", gamma, last if self.memorizing else 0, seen, strength)
         self.oracle.factor = lambda i: 0.0 if waits and not begun else strength if self.since[i] else 1.0
         self._saw(h, center, scale * h, scale * center, theta, torch.tensor([running.rows]))
