@@ -443,7 +443,7 @@ class HebbianSoftmax(nn.Linear):
         return self.running.mean if self.write != "literal" else torch.zeros_like(self.running.mean)
 
     def mixing_rate(self, counts: Tensor, n: Tensor, *, in_step: bool = False, fallen: Tensor | float = 0.0) -> Tensor:
-        """Return λ of classes seen ``counts`` times before and ``n`` times now; ``fallen`` is that of ``RecentRate``."""
+        """Return λ of classes seen ``counts`` times before and ``n`` times now; ``fallen`` is ``RecentRate``'s."""
         if not isinstance(self.rate, RecentRate):
             return checks.check_rate_values(self.rate(counts, n), counts)
         mean = self.running.seen // max(self.num_classes, 1) if self.limit_grows() else 0
