@@ -14,7 +14,7 @@ from benchmarks.recommend.data import Items, Lesson
 CELLS = 1 << 22
 """How many scores or cosines are computed at once."""
 ENTRY, WORKSPACE = 64, 1 << 28
-"""The bytes that item-kNN takes for each cosine that is not 0, and those that it takes besides; both are measured."""
+"""About how many bytes item-kNN takes at most for each cosine that is not 0, and besides."""
 
 
 def pairs(histories: Sequence[Tensor], items: int, device: str) -> tuple[Tensor, Tensor]:

@@ -100,10 +100,10 @@ class Variant:
     """Set the component along m of a class that occurs for the first time to the mean of that of all rows seen, or with
     "rare" to the running mean of that of the batches' rows that were seen fewer than T times, or with "line" to what
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
-    that were seen fewer than 5 times. "return" reads that line where classes that come as often would be by now, as
-    those come that were seen once, from c = 1 up to T: in a stationary stream about at 1, in a curriculum, whose new
-    classes come as often as others, at T. "rise" raises the row's own component by what makes its logit larger by the
-    logarithm of how much more often a class comes that was seen once than one that never was."""
+    that were seen fewer than 5 times. "return" reads that line at another c, from 1 up to T: the count that a
+    class would have by now if it came as often as classes seen once come. That is large in a curriculum, where a new
+    class comes as often as the others from then on. "rise" raises the row's own component by what makes
+    its logit larger by the logarithm of how much more often a class comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
     of rare classes away in one direction, which need not be that of m where an optimizer scales each feature."""
@@ -277,7 +277,7 @@ class Rule:
         return mean_y + slope * ((0 if at is None else at.log()) - mean_x)
 
     def _count_of_returning(self, n: Tensor) -> Tensor:
-        """Return how often a class would have come by now that comes as often as those do that were seen once."""
+        """Return the count that a class would have by now if it came as often as classes seen once come."""
         _, (often, number) = self._see_firsts(n)
         return (often / number.clamp(min=1e-6) * (self.batches - 1)).clamp(min=1, max=self.variant.limit)
 
@@ -358,7 +358,7 @@ class Rule:
                     rare = seen & known & (self.counts < v.limit)
                     self.base_batches += rare.any()
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
-                    at = self._count_of_returning(n) if v.base == "return" else torch.ones_like(share)
+                    at = self._count_of_returning(n) if v.base == "return" else None
                     usual, is_known = self._on_line(self.line, current, rare, share, at=at), self.base_batches > 0
                 if v.base == "rise":
                     usual, is_known = current + self._rise(n) / size.clamp(min=1e-9), size > 0

@@ -49,7 +49,7 @@ class HebbianSoftmax(nn.Linear):
     Args:
         in_features: size of the activations h.
         num_classes: number of rows of the matrix; with 0 the head has no classes until :meth:`add_classes`.
-        gamma: γ, in [0, 1], usually 0.2: the least λ, or in steps how far the usual rate is raised in long trainings.
+        gamma: γ, in [0, 1], usually 0.2: the least λ, or in steps how far the usual rate is raised as lr falls.
         limit: T, the number of occurrences after which a class is left to gradient descent. By default 100. Unless
             writes are literal, it is more in long trainings, and fewer if there are few classes (``RecentRate``).
         rate: a callable ``(counts_before, n) -> λ`` that replaces the usual one; see :mod:`hebbian_softmax.rule`.

@@ -94,8 +94,8 @@ class RecentRate:
     first is below γ and the learning rate has fallen by a tenth: a row whose class comes evenly then forgets with a
     mean age of 150 batches, but not faster than with the rate γ. Such a row follows the features closely and is noisy.
     Writes that fade with the learning rate calm the noise. Nothing calms it while the learning rate stays at its
-    highest, with an optimizer that has none, or with ``fade=False``, so there the first term alone counts, and γ has no
-    effect.
+    highest, if the optimizer has no learning rate, or with ``fade=False``. In these cases the first term alone counts,
+    and γ has no effect on steps.
 
     What is memorised on demand, without steps, has one set of features, so there all occurrences count alike:
     λ = max(n/(c + n), γ). The paper's 1/c forgets the first occurrence at the second.

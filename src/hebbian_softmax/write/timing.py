@@ -39,15 +39,15 @@ class Timing(NamedTuple):
 
     def strength(self) -> float | Tensor:
         """Return lr / highest in float64, or 1 where no learning rate was above 0; no device is waited for."""
-        if not isinstance(self.lr, Tensor) or not isinstance(self.highest, Tensor):  # as in on_device, for the types
+        if not isinstance(self.lr, Tensor) or not isinstance(self.highest, Tensor):  # on_device, for type checkers
             return float(self.lr) / float(self.highest) if self.highest > 0 else 1.0
         lr, highest = self.lr.double().reshape(()), self.highest.double().reshape(())
         return torch.where(highest > 0, lr / torch.where(highest > 0, highest, 1), 1)
 
     def fallen(self, device: torch.device) -> float | Tensor:
-        """Return min(1, 10 (1 - lr / highest)), rounded to float32: how much rates count that the fade calms.
+        """Return min(1, 10 (1 - lr / highest)), rounded to float32: a factor of the last batches in ``RecentRate``.
 
-        Where the learning rate is a tensor, so is this, on ``device``.
+        It is a tensor on ``device`` if the learning rate is a tensor.
         """
         strength = self.strength()
         if isinstance(strength, Tensor):
