@@ -102,8 +102,8 @@ class Variant:
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
     that were seen fewer than 5 times. "return" reads that line at another c, from 1 up to T: the count that a
     class would have by now if it came as often as classes seen once come. That is large in a curriculum, where a new
-    class comes as often as the others from then on. "rise" raises the row's own component by what makes
-    its logit larger by the logarithm of how much more often a class comes that was seen once than one that never was."""
+    class comes as often as the others from then on. "rise" raises the row's own component by what makes its
+    logit larger by the logarithm of how much more often a class comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
     of rare classes away in one direction, which need not be that of m where an optimizer scales each feature."""
