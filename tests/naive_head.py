@@ -347,6 +347,7 @@ class NaiveHead:
         if self.how == "across":
             rare = [(counts[i], theta[i]) for i in sorted(set(targets.tolist())) if 0 < counts[i] < limit]
             running.along.see(running.mean, running.activations, rare)
+            running.along.see_returning(counts, targets.tolist(), running.batches, limit)
             firsts = [count == 0 for count in counts]
             self.oracle.target = lambda i, mean, row: running.along.kept(mean, row, firsts[i])
         if self.scale == "match":
@@ -457,6 +458,11 @@ class NaiveHead:
         for found, own in zip(head.running.along, running.along.line, strict=True):
             self._near(found, torch.tensor(own, dtype=torch.float64), "the line through rare rows", of=self.dtype)
         running.along.line = head.running.along.tolist()
+        returning = torch.tensor([running.along.came, running.along.waited], dtype=torch.float64)
+        self._near(head.returning.sums, returning, "how often classes seen once return")
+        running.along.came, running.along.waited = head.returning.sums.tolist()
+        first = [running.along.first.get(i, 0) for i in range(self.classes)]
+        assert head.returning.first.tolist() == first
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
             self.parameters[name] = parameter.detach().double().clone()

@@ -50,6 +50,27 @@ class AlongTheMean:
         self.line, self.batches = [0.0] * 4, 0
         """Means over rare rows of x = log c, of y, the component along the mean, of x² and of xy."""
         self.unit: Tensor | None = None
+        self.first: dict[int, int] = {}
+        """The batches before each class came first, where that was seen."""
+        self.came = self.waited = 0.0
+        """Running means over batches, of classes seen once: the sums of n · age and of ages."""
+        self.count = 1.0
+        """The count that a new class would have by now if it came as often as they do."""
+
+    def see_returning(self, counts: list[int], targets: list[int], batches: int, limit: int) -> None:
+        """Take in a batch, given the counts of all classes before it, the number of batches before it, and T."""
+        share, came, waited = 1 / min(batches + 1, 100), 0, 0
+        for i, count in enumerate(counts):
+            if count == 1:
+                age = batches - self.first.get(i, 0)
+                came += age * targets.count(i)
+                waited += age
+            elif count == 0 and i in targets:
+                self.first[i] = batches
+        self.came += share * (came - self.came)
+        self.waited += share * (waited - self.waited)
+        often = self.came / self.waited * batches if self.waited > 1e-20 else math.inf
+        self.count = max(1.0, min(often, limit)) if batches else 1.0
 
     def see(self, mean: Tensor, norm: float, rare_rows: list[tuple[int, Tensor]]) -> None:
         """Take in the mean and the mean norm of centred activations before a batch, and its rare rows with counts."""
@@ -62,10 +83,10 @@ class AlongTheMean:
             self.line = [old + (new - old) / min(self.batches, 100) for old, new in zip(self.line, found, strict=True)]
 
     def usual(self) -> float:
-        """Return where the line of least squares is at c = 1; if it falls, it is taken for level."""
+        """Return where the line of least squares is at that count; if it falls, it is taken for level."""
         x, y, squares, products = self.line
         slope = max(products - x * y, 0.0) / max(squares - x * x, 0.01)
-        return y - slope * x
+        return y + slope * (math.log(self.count) - x)
 
     def kept(self, target: Tensor, row: Tensor, first: bool) -> Tensor:
         """Return what is written for a class: with its row's component, or on its first occurrence with the usual."""

@@ -18,7 +18,8 @@ def load(name: str) -> dict[str, Any]:
     return state
 
 
-LATER = {"filled", "since_start", "running.along", "running.along_batches", "running.seen"}
+LATER = {"filled", "since_start", *(f"running.{name}" for name in ("along", "along_batches", "seen"))}
+LATER |= {f"returning.{name}" for name in ("first", "sums", "stride")}
 """Buffers that later versions have."""
 
 

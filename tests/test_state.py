@@ -68,7 +68,8 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = early_head(4, 6, bias=True, **OK)
     running = [f"running.{name}" for name in ("mean", "norms", "along", "batches", "along_batches", "seen")]
-    memory = ["counts", "since_start", "nonfinite_count", "filled", *running]
+    returning = [f"returning.{name}" for name in ("stride", "first", "sums")]
+    memory = ["counts", "since_start", "nonfinite_count", "filled", *running, *returning]
     assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 

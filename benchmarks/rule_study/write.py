@@ -102,7 +102,8 @@ class Variant:
     the line through that component and log c of these rows gives for c = 1, or with "few" as with "rare", but from rows
     that were seen fewer than 5 times. "return" reads that line at another c, from 1 up to T: the count that a
     class would have by now if it came as often as classes seen once come. That is large in a curriculum, where a new
-    class comes as often as the others from then on. "rise" raises the row's own component by what makes its
+    class comes as often as the others from then on. "aged" is the same, but each class counts by the batches since it
+    came first, so that a word that comes again soon, within one article, is not taken for one that comes often. "rise" raises the row's own component by what makes its
     logit larger by the logarithm of how much more often a class comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
@@ -152,6 +153,10 @@ class Rule:
         """As ``line``, for the component along that mean, across m."""
         self.line = zeros(4)
         """Running means of x = log c and y, the component along m, of rows that were seen a few times: x, y, x², xy."""
+        self.first = zeros(classes)
+        """The batches before each class came first."""
+        self.returning = zeros(2)
+        """Running means over classes seen once, each times the batches since: how often they come, and their number."""
         self.firsts = zeros(2, 2)
         """Of classes never seen, and of those seen once: running means of how often they come, and of their number."""
         self.recent = zeros(())
@@ -278,7 +283,13 @@ class Rule:
 
     def _count_of_returning(self, n: Tensor) -> Tensor:
         """Return the count that a class would have by now if it came as often as classes seen once come."""
-        _, (often, number) = self._see_firsts(n)
+        if self.variant.base == "aged":
+            ages = (self.batches - 1 - self.first) * (self.counts == 1)
+            self.first.copy_(torch.where((self.counts == 0) & (n > 0), self.batches - 1, self.first))
+            found = torch.stack([ages @ n, ages.sum()])
+            often, number = self.returning.lerp_(found, (1 / self.batches).clamp(min=1 / HORIZON))
+        else:
+            _, (often, number) = self._see_firsts(n)
         return (often / number.clamp(min=1e-6) * (self.batches - 1)).clamp(min=1, max=self.variant.limit)
 
     def _rise(self, n: Tensor) -> Tensor:
@@ -354,11 +365,11 @@ class Rule:
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
                     self.base.lerp_((current * rare).sum() / rare.sum().clamp(min=1), share)
                     usual, is_known = self.base, self.base_batches > 0
-                if v.base in ("line", "return"):
+                if v.base in ("line", "return", "aged"):
                     rare = seen & known & (self.counts < v.limit)
                     self.base_batches += rare.any()
                     share = rare.any() / self.base_batches.clamp(min=1, max=HORIZON)
-                    at = self._count_of_returning(n) if v.base == "return" else None
+                    at = None if v.base == "line" else self._count_of_returning(n)
                     usual, is_known = self._on_line(self.line, current, rare, share, at=at), self.base_batches > 0
                 if v.base == "rise":
                     usual, is_known = current + self._rise(n) / size.clamp(min=1e-9), size > 0

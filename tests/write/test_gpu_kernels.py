@@ -135,6 +135,23 @@ def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     compare(head, [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
 
 
+@pytest.mark.parametrize(("limit", "stride"), [(4, 1), (30, 1), (30, 4)])
+def test_first_writes_ask_how_often_classes_seen_once_return(limit: int, stride: int, device: str) -> None:
+    """After ten batches a new class is expected more often than once, up to T."""
+    head = head_of(device, write="across", limit=limit)
+    head.reset_memory(torch.tensor([0, 2, 2, 3, 1, 0, 2, 3, 0, 1, 1]))
+    head.weight.data += 0.3 * head.counts.unsqueeze(1)  # so that the line rises
+    head.running.batches[1] = 10
+    head.returning.stride.fill_(stride)
+    head.returning.first = head.returning.first[: -(-CLASSES // stride)].clone()
+    first, later = batch(device, 14, 7), batch(device, 10)
+    first.targets[:4] = torch.tensor([1, 4, 4, 5])
+    later.targets[:2] = 8  # new; the batch before has brought a mean to write across
+    compare(head, [[first], [later]])
+    assert head.returning.first.tolist() != [0] * CLASSES
+    assert 4 < float(head.returning.usual_count(torch.tensor(12), 100)) < 100
+
+
 @pytest.mark.parametrize("rate", [RecentRate(0.3, 30), Slower(0.3, 30)], ids=["known", "given"])
 @pytest.mark.parametrize("batches", [0, 700], ids=["early", "late"])
 @pytest.mark.parametrize("lr", [0.5, 0.92], ids=["half", "nearly whole"])

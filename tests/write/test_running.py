@@ -34,6 +34,7 @@ class SlowStatistics:
         self.used = center
         rare = [(counts[i], rows[i]) for i in sorted(set(y.tolist())) if 0 < counts[i] < head.limit]
         self.along.see(self.mean, self.activations, rare)
+        self.along.see_returning(counts, y.tolist(), self.batches, head.limit)
         familiar = [i for i in range(CLASSES) if counts[i] > 0 and (i in y.tolist() or self.row_batches == 0)]
         if familiar:
             self.row_batches += 1
@@ -172,14 +173,16 @@ def test_a_tied_weight_of_a_higher_dtype_is_mixed_in_it() -> None:
 
 
 @pytest.mark.parametrize("slope", [0.5, -0.5])
-def test_a_new_class_is_taken_for_one_that_was_seen_once(slope: float) -> None:
+def test_a_new_class_is_given_what_rows_seen_so_often_have(slope: float) -> None:
     """Rows have 3 + slope · log c along the mean; a line that falls is taken for level."""
     running = make(write="across").running
     x = torch.tensor([1.0, 2.0, 5.0, 40.0], dtype=torch.float64).log()
     y = 3 + slope * x
     for _ in range(3):
         running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(4))
-    torch.testing.assert_close(float(running.usual_component()), 3.0 if slope > 0 else float(y.mean()))
+    for count in torch.tensor([1.0, 7.0], dtype=torch.float64):
+        expected = 3.0 + slope * float(count.log()) if slope > 0 else float(y.mean())
+        torch.testing.assert_close(float(running.usual_component(count)), expected)
     running.see_along(torch.zeros(4, dtype=torch.float64), torch.tensor(0))  # a batch without rare rows
     assert int(running.along_batches) == 3
 
@@ -188,7 +191,7 @@ def test_rows_seen_equally_often_give_no_slope() -> None:
     running = make(write="across").running
     x, y = torch.full((3,), 2.0, dtype=torch.float64), torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
     running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(3))
-    torch.testing.assert_close(float(running.usual_component()), 3.0)
+    torch.testing.assert_close(float(running.usual_component(torch.tensor(1.0))), 3.0)
 
 
 def test_states_with_the_mean_component_alone_have_a_level_line() -> None:
@@ -199,6 +202,7 @@ def test_states_with_the_mean_component_alone_have_a_level_line() -> None:
     state["running.along"] = torch.tensor(-1.5, dtype=torch.float64)
     again = make(write="across")
     again.load_state_dict(state)
-    assert float(again.running.usual_component()) == -1.5
+    count = torch.tensor(7.0)
+    assert float(again.running.usual_component(count)) == -1.5
     head.running.along = torch.tensor(-2.5, dtype=torch.float64)  # as in a pickle of that time
-    assert float(pickle.loads(pickle.dumps(head)).running.usual_component()) == -2.5
+    assert float(pickle.loads(pickle.dumps(head)).running.usual_component(count)) == -2.5

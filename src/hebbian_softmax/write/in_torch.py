@@ -22,6 +22,7 @@ from hebbian_softmax.rule import (
     sum_by_class,
 )
 from hebbian_softmax.write.activations import Activations
+from hebbian_softmax.write.running import restored_on_error
 from hebbian_softmax.write.timing import AT_ONCE, Timing, has_begun, shortens
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def write(
     centred = means[written[needed]] - head.center_of_activations()
     seen, mean = head.running.batches_seen().clone(), head.running.mean.clone()
     across = head.running.direction() if head.write == "across" else None
-    with head.running.restored_on_error():
+    with restored_on_error(head.running, head.returning):
         if head.scale == "match":
             _see_familiar_rows(head, classes[before > 0], shard, weight)
         head.running.see_activations(total, norms, n.sum())
@@ -89,8 +90,10 @@ def write(
         if across is not None:
             rare = (before > 0) & (before < head.limit)
             _see_rare_rows(head, classes[rare], before[rare], across, shard, weight)
+            head.returning.see(head.counts, classes, n, seen)
             first = (before[written] == 0) & (head.running.along_batches > 0)
-            beside = _Along(across, first, head.running.usual_component())
+            usual = head.running.usual_component(head.returning.usual_count(seen, head.limit))
+            beside = _Along(across, first, usual)
         memories = centred * scale * length[written].to(centred.dtype).unsqueeze(1)
         _write_rows(head, classes[written], memories, rate[written], shard, beside)
     if settling is not None:
@@ -170,7 +173,7 @@ class _Along(NamedTuple):
     """The component that these are given."""
 
     def kept(self, target: Tensor, old: Tensor, here: Tensor) -> Tensor:
-        """Return w* with the row's own component along the mean, or for a first write with that of a row seen once."""
+        """Return w* with the row's own component along the mean, or for a first write with that of other rare rows."""
         direction, usual = (each.to(old.device, old.dtype) for each in (self.direction, self.usual))
         wanted = torch.where(self.first[here].to(old.device), usual, old @ direction)
         return target + (wanted - target @ direction).unsqueeze(1) * direction

@@ -27,6 +27,19 @@ def level_line(along: Tensor) -> Tensor:
     return F.pad(along.reshape(1), (1, 2)) if along.dim() == 0 else along
 
 
+@contextmanager
+def restored_on_error(*modules: nn.Module) -> Iterator[None]:
+    """Give all buffers of modules back what they were before the block, if the block raises."""
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    except BaseException:
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer.copy_(old)
+        raise
+
+
 class RunningStatistics(nn.Module):
     """The mean activation, the mean norm of the familiar rows, and the mean norm of the (centred) activations.
 
@@ -59,17 +72,6 @@ class RunningStatistics(nn.Module):
         for buffer in self.buffers():
             buffer.zero_()
         self._knows_rows = False
-
-    @contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Give all values back what they were before the block, if the block raises."""
-        before = [buffer.clone() for buffer in self.buffers()]
-        try:
-            yield
-        except BaseException:
-            for buffer, old in zip(self.buffers(), before, strict=True):
-                buffer.copy_(old)
-            raise
 
     def batches_seen(self) -> Tensor:
         """Return how many batches of activations were taken in."""
@@ -105,15 +107,15 @@ class RunningStatistics(nn.Module):
         share = known / self.along_batches.clamp(1, HORIZON).to(self.along.dtype)
         self.along += share * (sums / rows.clamp_min(1) - self.along)
 
-    def usual_component(self) -> Tensor:
-        """Return the component along the mean that a row has whose class was seen once.
+    def usual_component(self, count: Tensor) -> Tensor:
+        """Return the component along the mean that a rare row has whose class was seen ``count`` times.
 
         The logarithm of how likely a class is grows with that component, so it is about linear in log c. This is where
-        the line of least squares through rare rows is at c = 1; a line that falls counts as level.
+        the line of least squares through rare rows is at that count; a line that falls counts as level.
         """
         x, y, squares, products = self.along
         slope = (products - x * y).clamp_min(0) / (squares - x * x).clamp_min(LEAST_SPREAD)
-        usual: Tensor = y - slope * x
+        usual: Tensor = y + slope * (count.to(y.dtype).log() - x)
         return usual
 
     def scale(self) -> Tensor:

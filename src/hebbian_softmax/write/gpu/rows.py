@@ -102,7 +102,7 @@ def memory_of_run(
 
 @triton.jit
 def kept_along(runs, position, memory, row, features, BLOCK: tl.constexpr):
-    """Return w* with the row's own component along the mean, or for a first write with that of a row seen once."""
+    """Return w* with the row's own component along the mean, or for a first write with that of other rare rows."""
     column = tl.arange(0, BLOCK)
     m = tl.load(runs.center + column, mask=column < features, other=0.0) * tl.load(runs.direction)
     first = (tl.load(runs.before + position) == 0) & (tl.load(runs.along + 1) > 0)

@@ -80,7 +80,7 @@ class Runs(NamedTuple):
     direction: Tensor
     """float32 (1,): one over the norm of ``center``, 0 while that has no direction; only for writes across the mean."""
     along: Tensor
-    """float32 (2,): the component along the mean of a row seen once, and whether it is known; likewise."""
+    """float32 (2,): the component along the mean that a first write sets, and whether it is known; likewise."""
 
 
 class Moment(NamedTuple):
@@ -153,7 +153,7 @@ def find_runs(
     fits = None
     if head.settling is not None:
         fits = compare_with_memories(head, keys, h, order, blocks, before, many, measured, begun), measured
-    found = advance(head, seen.sums, before, norms, all_norms, all_rows, fits, components, direction)
+    found = advance(head, seen.sums, keys, before, many, norms, all_norms, all_rows, fits, components, direction)
     center, scale, along = found
     return Runs(h, keys, order, blocks, before, many, rate, length, center, scale, begun, direction, along)
 

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from hebbian_softmax._triton import power_of_two
 from hebbian_softmax.write.gpu.inspect import PartialSums
+from hebbian_softmax.write.returning import FORGOTTEN
 from hebbian_softmax.write.running import HORIZON, LEAST_SPREAD
+from hebbian_softmax.write.sampled import SAMPLED
 from hebbian_softmax.write.settling import CAUGHT_UP, LEAST_FIT, RECENT
 
 if TYPE_CHECKING:
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
 
 _COLUMNS = 32
 _LEAST_SPREAD = tl.constexpr(LEAST_SPREAD)
+_FORGOTTEN = tl.constexpr(FORGOTTEN)
 
 
 def advance(
     head: HebbianSoftmax,
     sums: PartialSums,
+    keys: Tensor,
     before: Tensor,
+    many: Tensor,
     norms: Tensor,
     all_norms: Tensor,
     all_rows: Tensor,
@@ -34,40 +39,52 @@ def advance(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Advance the running values as ``RunningStatistics`` does.
 
-    Return the center before the batch, the scale, and for writes across the mean ``usual_component`` and whether that
-    is known, float32 (2,).
+    Return the center before the batch, the scale, and for writes across the mean the ``usual_component`` of a first
+    write and whether that is known, float32 (2,).
 
-    ``norms`` are the norms of rows whose count ``before`` is not 0; ``all_norms`` and ``all_rows`` are partial sums
-    over all familiar rows, which are needed as long as no norm of rows is known. ``fits`` are the cosines of classes
-    that are measured, and which those are, where the head waits for features to settle. ``components`` are the
-    products of familiar rows with the mean, and ``direction`` is one over the mean's norm.
+    Each run has a key, a count ``before`` the batch, and ``many`` occurrences in it. ``norms`` are the norms of rows
+    whose count is not 0; ``all_norms`` and ``all_rows`` are partial sums over all familiar rows, which are needed as
+    long as no norm of rows is known. ``fits`` are the cosines of classes that are measured, and which those are, where
+    the head waits for features to settle. ``components`` are the products of familiar rows with the mean, and
+    ``direction`` is one over the mean's norm.
     """
     running, (n,) = head.running, before.shape
     (features,), (parts,), (row_parts,) = running.mean.shape, sums.kept.shape, all_rows.shape
     match = head.scale == "match"
     center, scale, along = torch.empty_like(running.mean), sums.share.new_empty(1), sums.share.new_empty(2)
-    across = Along(components, direction, running.along, running.along_batches, along, head.limit)
+    returning = head.returning
+    across = Along(
+        components, direction, running.along, running.along_batches, keys, head.counts, returning.first,
+        returning.stride, returning.sums, along, returning.size, head.limit,
+    )  # fmt: skip
     numbers = 2 if head.write == "across" else 1  # programs for single numbers
     statistics_kernel[(-(-features // _COLUMNS) + numbers,)](
-        sums, before, norms, all_norms, all_rows, running.mean, running.norms, running.batches, head.nonfinite_count,
-        center, scale, _fit(head, fits), across, running.seen, n, features, parts, row_parts,
+        sums, before, many, norms, all_norms, all_rows, running.mean, running.norms, running.batches,
+        head.nonfinite_count, center, scale, _fit(head, fits), across, running.seen, n, features, parts, row_parts,
         1.0 if match else head.scale, HORIZON, RECENT, CAUGHT_UP, LEAST_FIT, ACROSS=head.write == "across",
         MATCH=match, FIT=fits is not None,
         CENTER=head.write != "literal", PARTS=power_of_two(parts),
-        ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)), num_warps=16,
+        ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)),
+        MOST_SAMPLED=SAMPLED, num_warps=16,
     )  # fmt: skip
-    torch.autograd.graph.increment_version((*running.buffers(), head.nonfinite_count))
+    torch.autograd.graph.increment_version((*running.buffers(), *returning.buffers(), head.nonfinite_count))
     return center, scale, along
 
 
 class Along(NamedTuple):
-    """What ``RunningStatistics.see_along`` needs and changes, and the entry for its result."""
+    """What ``RunningStatistics.see_along`` and ``Returning.see`` need and change, and the entry for the result."""
 
     components: Tensor
     direction: Tensor
     along: Tensor
     batches: Tensor
+    keys: Tensor
+    counts: Tensor
+    first: Tensor
+    stride: Tensor
+    returning: Tensor
     out: Tensor
+    sampled: int
     limit: int
 
 
@@ -92,10 +109,11 @@ def _fit(head: HebbianSoftmax, fits: tuple[Tensor, Tensor] | None) -> Fit:
 
 @triton.jit
 def statistics_kernel(
-    sums, before, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center, scale_out, fit,
-    across, seen_in_all, n, features, parts, all_parts, scale, horizon, few_batches, caught_up, least_fit,
-    ACROSS: tl.constexpr, MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr, PARTS: tl.constexpr,
-    ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
+    sums, before, n_of_runs, row_norms, all_norm_sums, all_rows, mean, norms, batches, nonfinite_count, center,
+    scale_out, fit, across, seen_in_all, n, features, parts, all_parts, scale, horizon, few_batches, caught_up,
+    least_fit, ACROSS: tl.constexpr, MATCH: tl.constexpr, FIT: tl.constexpr, CENTER: tl.constexpr,
+    PARTS: tl.constexpr, ALL_PARTS: tl.constexpr, COLUMNS: tl.constexpr, POSITIONS: tl.constexpr,
+    MOST_SAMPLED: tl.constexpr,
 ):  # fmt: skip
     """Advance the mean in one program for each block of columns, and single numbers in the programs after those.
 
@@ -118,7 +136,7 @@ def statistics_kernel(
     elif program > blocks:
         if ACROSS:
             if many > 0:
-                _see_along(across, before, n, horizon, POSITIONS)
+                _see_along(across, before, n_of_runs, n, sums.share, horizon, POSITIONS, MOST_SAMPLED)
     else:
         bad = tl.sum(tl.load(sums.nonfinite + part, mask=part < parts, other=0), 0)
         tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
@@ -170,17 +188,24 @@ def _norms_of_familiar_rows(before, row_norms, n, POSITIONS: tl.constexpr):
 
 
 @triton.jit
-def _see_along(across, before, n, horizon, POSITIONS: tl.constexpr):
-    """Advance the line through rows that were seen fewer than T times, and store where it is at c = 1.
+def _see_along(across, before, n_of_runs, n, share, horizon, POSITIONS: tl.constexpr, SAMPLED: tl.constexpr):
+    """Advance the line through rows that were seen fewer than T times, and store where a first write reads it.
 
-    It is known by the means of x = log c, of y, the component along the mean, of x² and of xy.
+    It is known by the means of x = log c, of y, the component along the mean, of x² and of xy. It is read at the count
+    that ``Returning.usual_count`` gives.
     """
-    zeros = tl.zeros([POSITIONS], tl.float32)
+    zeros, came = tl.zeros([POSITIONS], tl.float32), tl.zeros([POSITIONS], tl.int64)
     xs, ys, x_squares, xys, rare_rows = zeros, zeros, zeros, zeros, tl.zeros([POSITIONS], tl.int32)
+    batches_before, stride = tl.load(share + 1).to(tl.int64), tl.load(across.stride)
+    slot = tl.arange(0, SAMPLED)
+    here = slot < across.sampled
+    once = tl.load(across.counts + slot * stride, mask=here, other=0) == 1
+    waited = tl.sum(tl.where(once, batches_before - tl.load(across.first + slot, mask=here, other=0), 0), 0)
     for first in range(0, n, POSITIONS):
         position = first + tl.arange(0, POSITIONS)
         count = tl.load(before + position, mask=position < n, other=0)
         found = tl.load(across.components + position, mask=position < n, other=0.0)
+        many = tl.load(n_of_runs + position, mask=position < n, other=0)
         rare = (count > 0) & (count < across.limit)
         each_x = tl.log(tl.where(rare, count, 1).to(tl.float32))
         each_y = tl.where(rare, found, 0.0)  # not yet divided by the norm of the mean
@@ -189,26 +214,42 @@ def _see_along(across, before, n, horizon, POSITIONS: tl.constexpr):
         x_squares += each_x * each_x
         xys += each_x * each_y
         rare_rows += rare.to(tl.int32)
+        key = tl.load(across.keys + position, mask=position < n, other=0).to(tl.int64)
+        sampled = (many > 0) & (key % stride == 0) & (key // stride < across.sampled)
+        first_of = across.first + tl.where(sampled, key // stride, 0)
+        age = batches_before - tl.load(first_of, mask=sampled & (count == 1), other=0)
+        came += tl.where(sampled & (count == 1), age * many, 0)
+        tl.store(first_of, batches_before, mask=sampled & (count == 0))  # no class is new and was seen once
     x_sum, y_sum, square_sum, product_sum = tl.sum(xs, 0), tl.sum(ys, 0), tl.sum(x_squares, 0), tl.sum(xys, 0)
-    many = tl.sum(rare_rows, 0)
+    rows = tl.sum(rare_rows, 0)
     direction, seen = tl.load(across.direction), tl.load(across.batches)
     x, y = tl.load(across.along), tl.load(across.along + 1)
     squares, products = tl.load(across.along + 2), tl.load(across.along + 3)
+    mean_came, mean_waited = tl.load(across.returning), tl.load(across.returning + 1)
     tl.debug_barrier()  # every warp has read what one thread changes below
-    if (many > 0) & (direction > 0):
+    if (rows > 0) & (direction > 0):
         seen += 1
-        rows, batches = many.to(tl.float32), tl.minimum(seen, horizon).to(tl.float32)
-        x += tl.div_rn(tl.div_rn(x_sum, rows) - x, batches)
-        y += tl.div_rn(tl.div_rn(y_sum * direction, rows) - y, batches)
-        squares += tl.div_rn(tl.div_rn(square_sum, rows) - squares, batches)
-        products += tl.div_rn(tl.div_rn(product_sum * direction, rows) - products, batches)
+        many_rows, batches = rows.to(tl.float32), tl.minimum(seen, horizon).to(tl.float32)
+        x += tl.div_rn(tl.div_rn(x_sum, many_rows) - x, batches)
+        y += tl.div_rn(tl.div_rn(y_sum * direction, many_rows) - y, batches)
+        squares += tl.div_rn(tl.div_rn(square_sum, many_rows) - squares, batches)
+        products += tl.div_rn(tl.div_rn(product_sum * direction, many_rows) - products, batches)
         tl.store(across.along, x)
         tl.store(across.along + 1, y)
         tl.store(across.along + 2, squares)
         tl.store(across.along + 3, products)
         tl.store(across.batches, seen)
+    weight_of_batch, most = tl.load(share), tl.cast(across.limit, tl.float32)
+    mean_came += weight_of_batch * (tl.sum(came, 0).to(tl.float32) - mean_came)
+    mean_waited += weight_of_batch * (waited.to(tl.float32) - mean_waited)
+    tl.store(across.returning, mean_came)
+    tl.store(across.returning + 1, mean_waited)
+    known = mean_waited > _FORGOTTEN
+    usual = tl.div_rn(mean_came, tl.where(known, mean_waited, 1.0)) * batches_before.to(tl.float32)
+    usual = tl.where(batches_before > 0, tl.where(known, tl.minimum(usual, most), most), 1.0)
+    usual = tl.maximum(usual, 1.0)
     slope = tl.div_rn(tl.maximum(products - x * y, 0.0), tl.maximum(squares - x * x, _LEAST_SPREAD))
-    tl.store(across.out, y - slope * x)
+    tl.store(across.out, y + slope * (tl.log(usual) - x))
     tl.store(across.out + 1, (seen > 0).to(tl.float32))
 
 
