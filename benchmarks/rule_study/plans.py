@@ -31,7 +31,9 @@ CHOSEN: Given = DEFAULT | {
 }  # fmt: skip
 """What came of that: the default of commit 2247b36, which results/study calls the frozen one."""
 FALLING: Given = CHOSEN | {"falling": 10.0}
-"""The library's default, which raises λ only where the learning rate falls."""
+"""The default that came after it, which raises λ only where the learning rate falls."""
+AGED: Given = FALLING | {"base": "aged"}
+"""The library's default, whose first writes ask how often new classes come."""
 # Writes that leave a part of the row as it was; a first write that raises the row's own part along the mean.
 LESSENED: Given = CHOSEN | {"shorten": 0.0, "lessen": 1.0, "whole": True}
 PRIOR: Given = CHOSEN | {"shorten": 0.0, "prior": 3.0, "whole": True}
@@ -201,6 +203,8 @@ def further(common: Given, seeds: range) -> list[Given]:
     heads: list[Given] = [
         {},
         *({"library": rule} for rule in ({}, {"gamma": 0.1}, {"gamma": 0.05})),
+        FALLING,
+        AGED,
         *(LESSENED | change for change in ({}, {"floor": 0.1}, RISING)),
         PRIOR | RISING,
         *(CHOSEN | change for change in ({"within": 100.0}, {"fading": 0.5}, {"fading": 2.0})),
@@ -363,6 +367,16 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
         for corpus, epochs in (("stdlib", 0.12), ("reuters", 0.11))
         for form in (FALLING | {"base": "return"}, FALLING, {})
     ],
+    "parts-firsts": lambda: [
+        named(TINY | {"corpus": corpus, "epochs": 5.0, "output_dropout": 0.2, "by_seen": True}, form, seed=seed)
+        for seed in (100, 101, 102)
+        for corpus in ("wikitext-2-part", "stdlib-part", "reuters-part")
+        for form in ({}, FALLING, FALLING | {"base": "return"}, AGED)
+    ],
+    "images-aged": lambda: [
+        named({"task": "omniglot", "steps": 5000, "learning_rate": 0.005}, AGED, seed=100),
+        *images({"longtail": range(100, 103), "glyphs": range(101, 103)}, AGED),
+    ],
     "cut-falling": lambda: [
         named(CUT | {"constant": constant, "learning_rate": 0.005}, head, seed=seed)
         for constant in (True, False)
@@ -380,6 +394,7 @@ PLANS: dict[str, Callable[[], list[Given]]] = {
     "novels-paired": lambda: paired(NOVELS | {"output_dropout": 0.05}, range(101, 103)),
     "wikitext-dropouts": lambda: dropouts(WIKITEXT, 101),
     "images-fresh": lambda: images({"longtail": range(10, 20), "glyphs": range(10, 20)}, {}, {"library": {}}),
+    "images-fresh-again": lambda: images({"longtail": range(20, 30), "glyphs": range(20, 30)}, {}, {"library": {}}),
     "images-default": lambda: images({task: own for task, (_, own) in IMAGE_TASKS.items()}, {}, {"library": {}}),
     "images-further": lambda: [
         *images({"longtail": range(100, 103)}, {}, *(CHOSEN | {"limit": limit} for limit in (50, 100, 200, 400, 1e9))),

@@ -103,8 +103,9 @@ class Variant:
     that were seen fewer than 5 times. "return" reads that line at another c, from 1 up to T: the count that a
     class would have by now if it came as often as classes seen once come. That is large in a curriculum, where a new
     class comes as often as the others from then on. "aged" is the same, but each class counts by the batches since it
-    came first, so that a word that comes again soon, within one article, is not taken for one that comes often. "rise" raises the row's own component by what makes its
-    logit larger by the logarithm of how much more often a class comes that was seen once than one that never was."""
+    came first, so that a word that comes again soon, within one article, is not taken for one that comes often.
+    "rise" raises the row's own component by what makes its logit larger by the logarithm of how much more often a class
+    comes that was seen once than one that never was."""
     common: bool = False
     """Leave the part along the running mean of rare rows alone, too, and treat it as that along m: gradients push rows
     of rare classes away in one direction, which need not be that of m where an optimizer scales each feature."""

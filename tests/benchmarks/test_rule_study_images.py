@@ -129,13 +129,15 @@ def test_a_first_write_takes_its_part_along_the_mean_from_a_line() -> None:
     torch.testing.assert_close(float(weight[2] @ direction), 0.5, rtol=1e-3, atol=1e-3)
 
 
-def test_the_line_is_read_where_classes_would_be_that_come_as_often_as_those_seen_once() -> None:
+@pytest.mark.parametrize(("base", "count"), [("return", 9 / 8), ("aged", 15 / 13)])
+def test_the_line_is_read_where_classes_would_be_that_come_as_often_as_those_seen_once(base: str, count: float) -> None:
     """Rows seen 1, 2 and 8 times have 0.5, 1 and 2 along the mean, which is 0.5 + log2(c) / 2.
 
     In four batches 0, 1, 1 and 1 of 0, 3, 3 and 2 classes came that had been seen once: 3/8 a batch, 9/8 in three.
+    Those that came had waited 0, 1, 2 and 2 batches, and all of them 0, 1 + 1 + 1, 2 + 2 + 1 and 3 + 2: 5/13 a batch.
     """
     weight = torch.randn(5, 4)
-    rule = Rule(Variant(write="across", base="return", gamma=0.0), weight, 1.0, 0)
+    rule = Rule(Variant(write="across", base=base, gamma=0.0), weight, 1.0, 0)
     for batch in ([0, 1, 2], [1, 3], [2]):
         rule.after_step(torch.randn(len(batch), 4) + 3, torch.tensor(batch), torch.zeros(len(batch)))
     assert rule.counts.tolist() == [1, 2, 2, 1, 0]
@@ -145,7 +147,7 @@ def test_the_line_is_read_where_classes_would_be_that_come_as_often_as_those_see
     weight[1:4] += torch.tensor([[1.0], [2.0], [0.5]]) * direction
     rule.line.zero_(), rule.base_batches.zero_()
     rule.after_step(torch.randn(4, 4) + 3, torch.tensor([1, 2, 3, 4]), torch.zeros(4))
-    expected = 0.5 + math.log2(9 / 8) / 2
+    expected = 0.5 + math.log2(count) / 2
     torch.testing.assert_close(float(weight[4] @ direction), expected, rtol=1e-3, atol=1e-3)
 
 
