@@ -445,24 +445,18 @@ class NaiveHead:
         if self.settling is not None:
             self._compare_settling(head, self.settling)
         assert int(head.nonfinite_count) == self.nonfinite
-        assert int(head.running.seen) == self.running.seen
-        assert head.running.batches.tolist() == [self.running.row_batches, self.running.batches]
-        running = self.running
+        running, along, found = self.running, self.running.along, head.running
+        numbers = [*found.batches.tolist(), int(found.along_batches), int(found.seen)]
+        assert numbers == [running.row_batches, running.batches, along.batches, running.seen]
         norms = torch.tensor([running.rows, running.activations], dtype=torch.float64)
-        self._near(head.running.mean, running.mean, "the running mean")
-        self._near(head.running.norms[0], norms[0], "the running norm of rows", of=self.dtype)
-        self._near(head.running.norms[1], norms[1], "the running norm of activations")
-        running.mean = head.running.mean.double().clone()
-        running.rows, running.activations = head.running.norms.tolist()
-        assert int(head.running.along_batches) == running.along.batches
-        for found, own in zip(head.running.along, running.along.line, strict=True):
-            self._near(found, torch.tensor(own, dtype=torch.float64), "the line through rare rows", of=self.dtype)
-        running.along.line = head.running.along.tolist()
-        returning = torch.tensor([running.along.came, running.along.waited], dtype=torch.float64)
-        self._near(head.returning.sums, returning, "how often classes seen once return")
-        running.along.came, running.along.waited = head.returning.sums.tolist()
-        first = [running.along.first.get(i, 0) for i in range(self.classes)]
-        assert head.returning.first.tolist() == first
+        self._near(found.mean, running.mean, "the running mean")
+        self._near(found.norms[0], norms[0], "the running norm of rows", of=self.dtype)
+        self._near(found.norms[1], norms[1], "the running norm of activations")
+        running.mean, (running.rows, running.activations) = found.mean.double().clone(), found.norms.tolist()
+        assert head.returning.first.tolist() == [along.first.get(i, 0) for i in range(self.classes)]
+        for value, own in zip((*found.along, *head.returning.sums), (*along.line, *along.sums), strict=True):
+            self._near(value, torch.tensor(own, dtype=torch.float64), "rare rows, or classes seen once", of=self.dtype)
+        along.line, along.sums = head.running.along.tolist(), head.returning.sums.tolist()
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
             self.parameters[name] = parameter.detach().double().clone()

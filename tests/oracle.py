@@ -52,7 +52,7 @@ class AlongTheMean:
         self.unit: Tensor | None = None
         self.first: dict[int, int] = {}
         """The batches before each class came first, where that was seen."""
-        self.came = self.waited = 0.0
+        self.sums = [0.0, 0.0]
         """Running means over batches, of classes seen once: the sums of n · age and of ages."""
         self.count = 1.0
         """The count that a new class would have by now if it came as often as they do."""
@@ -67,9 +67,8 @@ class AlongTheMean:
                 waited += age
             elif count == 0 and i in targets:
                 self.first[i] = batches
-        self.came += share * (came - self.came)
-        self.waited += share * (waited - self.waited)
-        often = self.came / self.waited * batches if self.waited > 1e-20 else math.inf
+        self.sums = [old + share * (new - old) for old, new in zip(self.sums, (came, waited), strict=True)]
+        often = self.sums[0] / self.sums[1] * batches if self.sums[1] > 1e-20 else math.inf
         self.count = max(1.0, min(often, limit)) if batches else 1.0
 
     def see(self, mean: Tensor, norm: float, rare_rows: list[tuple[int, Tensor]]) -> None:
