@@ -347,7 +347,7 @@ class NaiveHead:
         if self.how == "across":
             rare = [(counts[i], theta[i]) for i in sorted(set(targets.tolist())) if 0 < counts[i] < limit]
             running.along.see(running.mean, running.activations, rare)
-            running.along.see_returning(counts, targets.tolist(), running.batches, limit)
+            running.along.see_returning(counts, targets.tolist(), running.batches)
             firsts = [count == 0 for count in counts]
             self.oracle.target = lambda i, mean, row: running.along.kept(mean, row, firsts[i])
         if self.scale == "match":
@@ -453,10 +453,10 @@ class NaiveHead:
         self._near(found.norms[0], norms[0], "the running norm of rows", of=self.dtype)
         self._near(found.norms[1], norms[1], "the running norm of activations")
         running.mean, (running.rows, running.activations) = found.mean.double().clone(), found.norms.tolist()
-        assert head.returning.first.tolist() == [along.first.get(i, 0) for i in range(self.classes)]
-        for value, own in zip((*found.along, *head.returning.sums), (*along.line, *along.sums), strict=True):
+        assert found.first.tolist() == [along.first.get(i, 0) for i in range(self.classes)]
+        for value, own in zip((*found.along, *found.returning), (*along.line, *along.sums), strict=True):
             self._near(value, torch.tensor(own, dtype=torch.float64), "rare rows, or classes seen once", of=self.dtype)
-        along.line, along.sums = head.running.along.tolist(), head.returning.sums.tolist()
+        along.line, along.sums = found.along.tolist(), found.returning.tolist()
         for name, parameter in head.named_parameters():
             self._near(parameter, self.parameters[name], name)
             self.parameters[name] = parameter.detach().double().clone()

@@ -57,8 +57,8 @@ class AlongTheMean:
         self.count = 1.0
         """The count that a new class would have by now if it came as often as they do."""
 
-    def see_returning(self, counts: list[int], targets: list[int], batches: int, limit: int) -> None:
-        """Take in a batch, given the counts of all classes before it, the number of batches before it, and T."""
+    def see_returning(self, counts: list[int], targets: list[int], batches: int) -> None:
+        """Take in a batch, given the counts of all classes before it, and the number of batches before it."""
         share, came, waited = 1 / min(batches + 1, 100), 0, 0
         for i, count in enumerate(counts):
             if count == 1:
@@ -68,8 +68,7 @@ class AlongTheMean:
             elif count == 0 and i in targets:
                 self.first[i] = batches
         self.sums = [old + share * (new - old) for old, new in zip(self.sums, (came, waited), strict=True)]
-        often = self.sums[0] / self.sums[1] * batches if self.sums[1] > 1e-20 else math.inf
-        self.count = max(1.0, min(often, limit)) if batches else 1.0
+        self.count = max(1.0, self.sums[0] / self.sums[1] * batches) if self.sums[1] > 1e-20 else math.inf
 
     def see(self, mean: Tensor, norm: float, rare_rows: list[tuple[int, Tensor]]) -> None:
         """Take in the mean and the mean norm of centred activations before a batch, and its rare rows with counts."""
@@ -82,10 +81,10 @@ class AlongTheMean:
             self.line = [old + (new - old) / min(self.batches, 100) for old, new in zip(self.line, found, strict=True)]
 
     def usual(self) -> float:
-        """Return where the line of least squares is at that count; if it falls, it is taken for level."""
+        """Return where the line of least squares is at that count, at most the mean; a falling line counts as level."""
         x, y, squares, products = self.line
         slope = max(products - x * y, 0.0) / max(squares - x * x, 0.01)
-        return y + slope * (math.log(self.count) - x)
+        return y + slope * min(math.log(self.count) - x, 0.0)
 
     def kept(self, target: Tensor, row: Tensor, first: bool) -> Tensor:
         """Return what is written for a class: with its row's component, or on its first occurrence with the usual."""

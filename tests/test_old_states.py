@@ -18,8 +18,8 @@ def load(name: str) -> dict[str, Any]:
     return state
 
 
-LATER = {"filled", "since_start", *(f"running.{name}" for name in ("along", "along_batches", "seen"))}
-LATER |= {f"returning.{name}" for name in ("first", "sums", "stride")}
+_RUNNING = ("along", "along_batches", "returning", "first", "seen")
+LATER = {"filled", "since_start", *(f"running.{name}" for name in _RUNNING)}
 """Buffers that later versions have."""
 
 

@@ -67,9 +67,9 @@ def test_a_checkpoint_resumes_bit_for_bit(save, after: int, scale: float | str, 
 
 def test_state_dict_holds_all_and_only_tensors() -> None:
     head = early_head(4, 6, bias=True, **OK)
-    running = [f"running.{name}" for name in ("mean", "norms", "along", "batches", "along_batches", "seen")]
-    returning = [f"returning.{name}" for name in ("stride", "first", "sums")]
-    memory = ["counts", "since_start", "nonfinite_count", "filled", *running, *returning]
+    names = "mean", "norms", "along", "returning", "batches", "along_batches", "seen", "first"
+    running = [f"running.{name}" for name in names]
+    memory = ["counts", "since_start", "nonfinite_count", "filled", *running]
     assert list(head.state_dict()) == ["weight", "bias", *memory]
     assert head.counts.dtype == torch.int64
 

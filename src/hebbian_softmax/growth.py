@@ -87,7 +87,7 @@ def grow(head: HebbianSoftmax, n: int, optimizer: torch.optim.Optimizer | None) 
             for optimizer in optimizers:
                 _grow_state(optimizer, parameter, old, n)
     head.counts, head.since_start = (appended(each, each.new_zeros(n)) for each in (head.counts, head.since_start))
-    head.returning.grow(weight.shape[0])
+    head.running.grow(weight.shape[0])
     if head.settling is not None:
         head.settling.grow(weight.shape[0])
     for module in (head, *sharers):

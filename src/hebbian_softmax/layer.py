@@ -27,7 +27,6 @@ from hebbian_softmax.rule import GAMMA, LIMIT, Rate, RecentRate, accumulation_dt
 from hebbian_softmax.shared_rows import gathered_logits, same_dropout, shared_loss
 from hebbian_softmax.write import trained, write
 from hebbian_softmax.write.activations import Activations
-from hebbian_softmax.write.returning import Returning
 from hebbian_softmax.write.running import RunningStatistics
 from hebbian_softmax.write.settling import Settling
 
@@ -132,14 +131,15 @@ class HebbianSoftmax(nn.Linear):
         """What a trained head knows about its activations; None in a head that is trained from scratch."""
         self.register_buffer("filled", state.signature(self.weight.device))
         like: Any = {"device": self.weight.device, "dtype": accumulation_dtype(self.weight)}
-        self.running, self.returning = RunningStatistics(in_features, **like), Returning(num_classes, **like)
+        self.running = RunningStatistics(in_features, num_classes, **like)
         self.settling = Settling(in_features, num_classes, **like) if self.start == "auto" else None
         self.checked_gradients: set[int] = set()
         """The ``id`` of each parameter that has grown, whose gradients are checked for the old size."""
         self.low_precision: LowPrecisionCopy | None = None
         """The weight in bfloat16 for the loss, kept up to date by an optimizer of :mod:`hebbian_softmax.optim`."""
         self._attachment: Attachment | None = None
-        self._warned_unattached, self._nonfinite_told = False, 0
+        self._warned_unattached = False
+        self._nonfinite_told = 0
 
     @classmethod
     def from_linear(
@@ -174,9 +174,9 @@ class HebbianSoftmax(nn.Linear):
 
     @staticmethod
     def suggest(counts: Tensor | Sequence[int], epochs: float) -> tuple[float, int]:
-        """Return the paper's γ = 1/N_min and T = N_min × epochs; N_min is the count of the rarest class in an epoch.
+        """Return the paper's γ = 1/N_min and T = N_min × epochs, for literal writes; other writes are better without.
 
-        Classes that never occur are left out. γ is at most 1/2; 1 would overwrite the row each time.
+        N_min is the count of the rarest class in an epoch; classes that never occur are left out. γ is at most 1/2.
 
         >>> HebbianSoftmax.suggest([1000, 50, 20, 0], epochs=5)
         (0.05, 100)

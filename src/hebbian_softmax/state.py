@@ -113,7 +113,6 @@ def reset(head: HebbianSoftmax, counts: Tensor | int) -> None:
     head.nonfinite_count.zero_()
     head.running.reset()
     head.running.seen.copy_(sum_of(head.counts))
-    head.returning.reset()
     if head.settling is not None:
         head.settling.reset(begun=bool(head.counts.any()))
     trained = head.num_classes > 0 and not head.counts.is_meta and bool((head.counts >= head.limit).all())
@@ -202,8 +201,9 @@ def follow_weight(head: HebbianSoftmax, attaching: bool = False) -> None:
     for name in ("counts", "since_start"):
         old = getattr(head, name)
         setattr(head, name, torch.cat([old, old.new_zeros(rows - counted)]))
-    for sampled in (head.returning, *([] if head.settling is None else [head.settling])):
-        sampled.grow(rows)
+    head.running.grow(rows)
+    if head.settling is not None:
+        head.settling.grow(rows)
     head.out_features = rows
     _log.info("The head's weight has grown from %d to %d rows; the new ones count as never seen.", counted, rows)
 
@@ -243,10 +243,10 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
             )
     if prefix + "counts" in state:  # Version 0.1 wrote from the first step on.
         state.setdefault(prefix + "since_start", state[prefix + "counts"].clone())
-        for name in ("along", "along_batches"):  # nor did it write across the mean
+        for name in ("along", "along_batches", "returning", "first"):  # nor did it write across the mean
             state.setdefault(f"{prefix}running.{name}", torch.zeros_like(getattr(head.running, name), device="cpu"))
         state.setdefault(prefix + "running.seen", sum_of(state[prefix + "counts"]))
-        _adopt_sampled(head, state, prefix)
+        _adopt_settling(head, state, prefix)
     filled = state.get(prefix + "filled")
     if filled is not None and not _is_signature(filled):
         raise ValueError(
@@ -255,8 +255,7 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
         )
     _adopt_calibration(head, state, prefix)
     ours, others = _keyed(head, prefix), (prefix + "weight", prefix + "bias", prefix + "filled")
-    sampled = (prefix + "settling.", prefix + "returning.")
-    memory = {key for key in ours if key not in others and not key.startswith(sampled)}
+    memory = {key for key in ours if key not in others and not key.startswith(prefix + "settling.")}
     if prefix + "weight" in state and filled is None and not memory & state.keys():
         tell_familiar(head, "Setting head.counts")
         for key in memory:
@@ -266,21 +265,18 @@ def adopt_state(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> Non
         keep_limit(head)
         if head.calibration is not None:
             state[prefix + _CALIBRATION + "familiar"].fill_(True)
-        _adopt_sampled(head, state, prefix)
+        _adopt_settling(head, state, prefix)
     if memory <= state.keys():  # of a plain layer, saved before there was the constant, or whole
         state[prefix + "filled"] = signature(state[prefix + "counts"].device)
     else:  # a part of the memory says nothing about the rest of it
         state.pop(prefix + "filled", None)
 
 
-def _adopt_sampled(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
-    """Complete a state from before there was ``returning``, or of a head that did not wait for features to settle.
+def _adopt_settling(head: HebbianSoftmax, state: dict[str, Any], prefix: str) -> None:
+    """Complete a state of a head that did not wait for features to settle, or leave out what this head does not need.
 
-    Features of such a head have settled if anything was counted. What this head does not need is left out.
+    Features of such a head have settled if anything was counted.
     """
-    returning = type(head.returning)(head.num_classes, device="cpu", dtype=head.returning.sums.dtype)
-    for name, value in returning.state_dict().items():
-        state.setdefault(f"{prefix}returning.{name}", value)
     own = prefix + "settling."
     if head.settling is None:
         for key in [key for key in state if key.startswith(own)]:

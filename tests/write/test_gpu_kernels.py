@@ -135,21 +135,24 @@ def test_the_kernels_are_the_torch_write(name: str, device: str) -> None:
     compare(head, [[batch(device, n, CLASSES - 4 if n == 14 else CLASSES)] for n in sizes])
 
 
-@pytest.mark.parametrize(("limit", "stride"), [(4, 1), (30, 1), (30, 4)])
-def test_first_writes_ask_how_often_classes_seen_once_return(limit: int, stride: int, device: str) -> None:
-    """After ten batches a new class is expected more often than once, up to T."""
-    head = head_of(device, write="across", limit=limit)
-    head.reset_memory(torch.tensor([0, 2, 2, 3, 1, 0, 2, 3, 0, 1, 1]))
-    head.weight.data += 0.3 * head.counts.unsqueeze(1)  # so that the line rises
-    head.running.batches[1] = 10
-    head.returning.stride.fill_(stride)
-    head.returning.first = head.returning.first[: -(-CLASSES // stride)].clone()
-    first, later = batch(device, 14, 7), batch(device, 10)
-    first.targets[:4] = torch.tensor([1, 4, 4, 5])
-    later.targets[:2] = 8  # new; the batch before has brought a mean to write across
-    compare(head, [[first], [later]])
-    assert head.returning.first.tolist() != [0] * CLASSES
-    assert 4 < float(head.returning.usual_count(torch.tensor(12), 100)) < 100
+@pytest.mark.parametrize("classes", [CLASSES, 1030])
+@pytest.mark.parametrize("once", ["come again", "come often", "never come", "there are none"])
+def test_first_writes_ask_how_often_classes_seen_once_return(once: str, classes: int, device: str) -> None:
+    """Of 1,030 classes every second is looked at."""
+    head = early_head(FEATURES, classes, gamma=0.2, limit=30, device=device, write="across")
+    counts = torch.tensor([0, 2, 1, 3, 7, 0, 2, 1, 0, 1, 4] + [0, 2, 3] * (classes // 3))[:classes]
+    head.reset_memory(counts.clamp_min(2) if once == "there are none" else counts)
+    head.counts[torch.tensor([0, 8])] = 0
+    head.weight.data += 3 * head.counts.clamp_max(4).unsqueeze(1)  # so that the line rises
+    head.running.batches[1] = 40 if once == "come often" else 4
+    targets = [1, 1, 3, 4, 4, 6, 10], [8, 8, 0, 1, 3, 4, 6]
+    if once.startswith("come"):
+        targets[0].extend([2, 2, 7, 5])
+    for head.memorizing, each in zip((False, True), targets, strict=True):  # first there must be a mean to write across
+        compare(head, [[Activations(torch.randn(len(each), FEATURES).to(device) + 0.5, torch.tensor(each).to(device))]])
+    came, waited = head.running.returning.tolist()
+    assert (came > 0, waited > 0) == (once.startswith("come"), once != "there are none")
+    assert head.running.first.any()
 
 
 @pytest.mark.parametrize("rate", [RecentRate(0.3, 30), Slower(0.3, 30)], ids=["known", "given"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -34,7 +35,7 @@ class SlowStatistics:
         self.used = center
         rare = [(counts[i], rows[i]) for i in sorted(set(y.tolist())) if 0 < counts[i] < head.limit]
         self.along.see(self.mean, self.activations, rare)
-        self.along.see_returning(counts, y.tolist(), self.batches, head.limit)
+        self.along.see_returning(counts, y.tolist(), self.batches)
         familiar = [i for i in range(CLASSES) if counts[i] > 0 and (i in y.tolist() or self.row_batches == 0)]
         if familiar:
             self.row_batches += 1
@@ -180,9 +181,11 @@ def test_a_new_class_is_given_what_rows_seen_so_often_have(slope: float) -> None
     y = 3 + slope * x
     for _ in range(3):
         running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(4))
-    for count in torch.tensor([1.0, 7.0], dtype=torch.float64):
-        expected = 3.0 + slope * float(count.log()) if slope > 0 else float(y.mean())
-        torch.testing.assert_close(float(running.usual_component(count)), expected)
+    running.batches[1] = 22
+    for often, count in ((0.01, 1.0), (0.1, 2.1), (4.0, float(x.mean().exp()))):
+        running.returning.copy_(torch.tensor([3 * often, 3.0]))
+        expected = 3.0 + slope * math.log(count) if slope > 0 else float(y.mean())
+        torch.testing.assert_close(float(running.usual_component()), expected)
     running.see_along(torch.zeros(4, dtype=torch.float64), torch.tensor(0))  # a batch without rare rows
     assert int(running.along_batches) == 3
 
@@ -191,7 +194,7 @@ def test_rows_seen_equally_often_give_no_slope() -> None:
     running = make(write="across").running
     x, y = torch.full((3,), 2.0, dtype=torch.float64), torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
     running.see_along(torch.stack([x, y, x * x, x * y]).sum(1), torch.tensor(3))
-    torch.testing.assert_close(float(running.usual_component(torch.tensor(1.0))), 3.0)
+    torch.testing.assert_close(float(running.usual_component()), 3.0)
 
 
 def test_states_with_the_mean_component_alone_have_a_level_line() -> None:
@@ -202,7 +205,6 @@ def test_states_with_the_mean_component_alone_have_a_level_line() -> None:
     state["running.along"] = torch.tensor(-1.5, dtype=torch.float64)
     again = make(write="across")
     again.load_state_dict(state)
-    count = torch.tensor(7.0)
-    assert float(again.running.usual_component(count)) == -1.5
+    assert float(again.running.usual_component()) == -1.5
     head.running.along = torch.tensor(-2.5, dtype=torch.float64)  # as in a pickle of that time
-    assert float(pickle.loads(pickle.dumps(head)).running.usual_component(count)) == -2.5
+    assert float(pickle.loads(pickle.dumps(head)).running.usual_component()) == -2.5

@@ -22,7 +22,6 @@ from hebbian_softmax.rule import (
     sum_by_class,
 )
 from hebbian_softmax.write.activations import Activations
-from hebbian_softmax.write.running import restored_on_error
 from hebbian_softmax.write.timing import AT_ONCE, Timing, has_begun, shortens
 
 if TYPE_CHECKING:
@@ -81,19 +80,19 @@ def write(
     centred = means[written[needed]] - head.center_of_activations()
     seen, mean = head.running.batches_seen().clone(), head.running.mean.clone()
     across = head.running.direction() if head.write == "across" else None
-    with restored_on_error(head.running, head.returning):
+    with head.running.restored_on_error():
         if head.scale == "match":
             _see_familiar_rows(head, classes[before > 0], shard, weight)
+        if across is not None:
+            head.running.see_returning(head.counts, classes, n)
         head.running.see_activations(total, norms, n.sum())
         scale = head.scale if isinstance(head.scale, float) else head.running.scale()
         beside = None
         if across is not None:
             rare = (before > 0) & (before < head.limit)
             _see_rare_rows(head, classes[rare], before[rare], across, shard, weight)
-            head.returning.see(head.counts, classes, n, seen)
             first = (before[written] == 0) & (head.running.along_batches > 0)
-            usual = head.running.usual_component(head.returning.usual_count(seen, head.limit))
-            beside = _Along(across, first, usual)
+            beside = _Along(across, first, head.running.usual_component())
         memories = centred * scale * length[written].to(centred.dtype).unsqueeze(1)
         _write_rows(head, classes[written], memories, rate[written], shard, beside)
     if settling is not None:

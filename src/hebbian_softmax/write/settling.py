@@ -16,14 +16,16 @@ nothing is measured afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hebbian_softmax.write.running import HORIZON
-from hebbian_softmax.write.sampled import SampledClasses
 
+SAMPLED = 1024
+"""The most classes that are measured."""
 RECENT = 10
 """The batches of the shorter mean of the fit; the longer one has ``HORIZON``."""
 CAUGHT_UP = 0.8
@@ -34,36 +36,55 @@ LEAST_RATE = 0.1
 """A memory is the mean of about so many of the last batches with its class: one over this."""
 
 
-class Settling(SampledClasses):
-    """The memories of the sampled classes, the running fit, and when writing began."""
+class Settling(nn.Module):
+    """The memories of the sampled classes, the running fit, and when writing began.
 
-    of_classes = "memory"
+    Every ``stride``-th class is sampled, beginning with the first. Classes that a head gains are sampled while there
+    are fewer than ``SAMPLED``.
+    """
+
     memory: Tensor
     fit: Tensor
     recent: Tensor
     batches: Tensor
     began: Tensor
+    stride: Tensor
 
     def __init__(self, features: int, classes: int, *, device: torch.device | str | None, dtype: torch.dtype) -> None:
-        super().__init__(classes, device=device)
-        self.register_buffer("memory", torch.zeros(self._begin_with, features, device=device, dtype=dtype))
+        super().__init__()
+        stride = max(1, classes // SAMPLED)
+        sampled = min(SAMPLED, -(-classes // stride))
+        self.register_buffer("memory", torch.zeros(sampled, features, device=device, dtype=dtype))
         self.register_buffer("fit", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("recent", torch.zeros((), device=device, dtype=dtype))
         self.register_buffer("batches", torch.zeros((), device=device, dtype=torch.int64))
         self.register_buffer("began", torch.full((), -1, device=device, dtype=torch.int64))
         """The number of batches that the head had seen when writing began; -1 before that."""
-        self._has_begun = False
+        self.register_buffer("stride", torch.full((), stride, device=device, dtype=torch.int64))
+        self._has_begun, self._stride = False, stride
 
-    def reset(self, begun: bool = False) -> None:
+    def reset(self, begun: bool) -> None:
         """Forget everything; ``begun`` says that features have settled already, as those of a trained network."""
-        super().reset()
+        for buffer in (self.memory, self.fit, self.recent, self.batches):
+            buffer.zero_()
         self.began.fill_(0 if begun else -1)
+        self.stride.fill_(self._stride)  # which has no value yet if the head was made on the meta device
         self._has_begun = begun
+
+    def grow(self, classes: int) -> None:
+        """Follow a head that has ``classes`` classes now."""
+        more = min(SAMPLED, -(-classes // int(self.stride))) - self.memory.shape[0]
+        if more > 0:
+            self.memory = torch.cat([self.memory, self.memory.new_zeros(more, self.memory.shape[1])])
 
     def measures(self) -> bool:
         """Return whether writing has not begun. Until it has, this reads from the device."""
         self._has_begun = self._has_begun or int(self.began) >= 0
         return not self._has_begun
+
+    def sampled(self, classes: Tensor) -> Tensor:
+        """Return which of these classes are sampled."""
+        return (classes % self.stride == 0) & (classes // self.stride < self.memory.shape[0])
 
     def see(self, classes: Tensor, means: Tensor, before: Tensor, mean: Tensor, seen: Tensor) -> None:
         """Take in the mean activations (K, features) of sampled classes, counted ``before``.
@@ -82,6 +103,15 @@ class Settling(SampledClasses):
         self.memory[at] += rate * (means - self.memory[at])
         caught_up = (self.fit >= LEAST_FIT) & (self.fit >= CAUGHT_UP * self.recent) & (self.batches >= HORIZON)
         self.began.copy_(torch.where((self.began < 0) & caught_up, seen + 1, self.began))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Settling:
+        before = {name: getattr(self, name) for name in ("memory", "fit", "recent")}
+        super()._apply(fn, recurse)
+        for name, old in before.items():  # like the other running values
+            new = getattr(self, name)
+            if torch.finfo(new.dtype).bits < 32:
+                setattr(self, name, old.to(new.device, torch.promote_types(new.dtype, torch.float32)))
+        return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self._has_begun = False

@@ -35,7 +35,9 @@ class PartialSums(NamedTuple):
     nonfinite: Tensor
     """int32 (parts,): how many were left out because their norm is not finite."""
     share: Tensor
-    """float32 (2,): the weight of this batch in the running values, and how many batches came before it."""
+    """float32 (1,): the weight of this batch in the running values."""
+    before: Tensor
+    """int64 (1,): how many batches came before this one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def inspect(head: HebbianSoftmax, h: Tensor, targets: Tensor, copies: tuple[Tens
     keys = torch.empty_like(targets, dtype=torch.int16 if head.num_classes <= 2**15 else torch.int32)
     columns = h.new_empty(parts, features, dtype=torch.float32)
     kept, nonfinite = keys.new_empty(2, parts, dtype=torch.int32)
-    sums = PartialSums(columns, columns.new_empty(parts), kept, nonfinite, columns.new_empty(2))
+    share, before = columns.new_empty(1), targets.new_empty(1, dtype=torch.int64)
+    sums = PartialSums(columns, columns.new_empty(parts), kept, nonfinite, share, before)
     with torch.cuda.device_of(h):
         inspect_kernel[(parts,)](
             h, targets, running.mean, running.batches, keys, sums, *(copies or (h, targets)),
@@ -129,7 +132,7 @@ def inspect_kernel(
     tl.store(sums.norms + program, tl.sum(norms, 0))
     tl.store(sums.kept + program, tl.sum(many, 0))
     tl.store(sums.nonfinite + program, tl.sum(bad, 0))
-    if program == 0:  # the programs of ``statistics`` all need the share, and one of them advances ``batches``
+    if program == 0:  # the programs of ``statistics`` all need these, and one of them advances ``batches``
         seen = tl.load(batches + 1)
         tl.store(sums.share, tl.div_rn(1.0, tl.minimum(seen + 1, horizon).to(tl.float32)))
-        tl.store(sums.share + 1, seen.to(tl.float32))
+        tl.store(sums.before, seen)

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from hebbian_softmax._triton import power_of_two
 from hebbian_softmax.write.gpu.inspect import PartialSums
-from hebbian_softmax.write.returning import FORGOTTEN
-from hebbian_softmax.write.running import HORIZON, LEAST_SPREAD
-from hebbian_softmax.write.sampled import SAMPLED
+from hebbian_softmax.write.running import FORGOTTEN, HORIZON, LEAST_SPREAD, SAMPLED
 from hebbian_softmax.write.settling import CAUGHT_UP, LEAST_FIT, RECENT
 
 if TYPE_CHECKING:
@@ -52,10 +50,10 @@ def advance(
     (features,), (parts,), (row_parts,) = running.mean.shape, sums.kept.shape, all_rows.shape
     match = head.scale == "match"
     center, scale, along = torch.empty_like(running.mean), sums.share.new_empty(1), sums.share.new_empty(2)
-    returning = head.returning
+    stride = running.grow(head.num_classes)
     across = Along(
-        components, direction, running.along, running.along_batches, keys, head.counts, returning.first,
-        returning.stride, returning.sums, along, returning.size, head.limit,
+        components, direction, running.along, running.along_batches, keys, head.counts, running.first,
+        running.returning, along, running.first.shape[0], stride, head.limit,
     )  # fmt: skip
     numbers = 2 if head.write == "across" else 1  # programs for single numbers
     statistics_kernel[(-(-features // _COLUMNS) + numbers,)](
@@ -67,12 +65,12 @@ def advance(
         ALL_PARTS=power_of_two(row_parts), COLUMNS=_COLUMNS, POSITIONS=min(8192, power_of_two(n)),
         MOST_SAMPLED=SAMPLED, num_warps=16,
     )  # fmt: skip
-    torch.autograd.graph.increment_version((*running.buffers(), *returning.buffers(), head.nonfinite_count))
+    torch.autograd.graph.increment_version((*running.buffers(), head.nonfinite_count))
     return center, scale, along
 
 
 class Along(NamedTuple):
-    """What ``RunningStatistics.see_along`` and ``Returning.see`` need and change, and the entry for the result."""
+    """What ``see_along`` and ``see_returning`` of ``RunningStatistics`` need and change; the entry for the result."""
 
     components: Tensor
     direction: Tensor
@@ -81,10 +79,10 @@ class Along(NamedTuple):
     keys: Tensor
     counts: Tensor
     first: Tensor
-    stride: Tensor
     returning: Tensor
     out: Tensor
     sampled: int
+    stride: int
     limit: int
 
 
@@ -136,7 +134,7 @@ def statistics_kernel(
     elif program > blocks:
         if ACROSS:
             if many > 0:
-                _see_along(across, before, n_of_runs, n, sums.share, horizon, POSITIONS, MOST_SAMPLED)
+                _see_along(across, before, n_of_runs, n, sums, horizon, POSITIONS, MOST_SAMPLED)
     else:
         bad = tl.sum(tl.load(sums.nonfinite + part, mask=part < parts, other=0), 0)
         tl.store(nonfinite_count, tl.load(nonfinite_count) + bad)
@@ -188,18 +186,18 @@ def _norms_of_familiar_rows(before, row_norms, n, POSITIONS: tl.constexpr):
 
 
 @triton.jit
-def _see_along(across, before, n_of_runs, n, share, horizon, POSITIONS: tl.constexpr, SAMPLED: tl.constexpr):
+def _see_along(across, before, n_of_runs, n, sums, horizon, POSITIONS: tl.constexpr, SAMPLED: tl.constexpr):
     """Advance the line through rows that were seen fewer than T times, and store where a first write reads it.
 
-    It is known by the means of x = log c, of y, the component along the mean, of x² and of xy. It is read at the count
-    that ``Returning.usual_count`` gives.
+    It is known by the means of x = log c, of y, the component along the mean, of x² and of xy. It is read at c*, as
+    ``RunningStatistics.usual_component`` says.
     """
     zeros, came = tl.zeros([POSITIONS], tl.float32), tl.zeros([POSITIONS], tl.int64)
     xs, ys, x_squares, xys, rare_rows = zeros, zeros, zeros, zeros, tl.zeros([POSITIONS], tl.int32)
-    batches_before, stride = tl.load(share + 1).to(tl.int64), tl.load(across.stride)
+    batches_before = tl.load(sums.before)
     slot = tl.arange(0, SAMPLED)
     here = slot < across.sampled
-    once = tl.load(across.counts + slot * stride, mask=here, other=0) == 1
+    once = tl.load(across.counts + slot.to(tl.int64) * across.stride, mask=here, other=0) == 1
     waited = tl.sum(tl.where(once, batches_before - tl.load(across.first + slot, mask=here, other=0), 0), 0)
     for first in range(0, n, POSITIONS):
         position = first + tl.arange(0, POSITIONS)
@@ -215,11 +213,12 @@ def _see_along(across, before, n_of_runs, n, share, horizon, POSITIONS: tl.const
         xys += each_x * each_y
         rare_rows += rare.to(tl.int32)
         key = tl.load(across.keys + position, mask=position < n, other=0).to(tl.int64)
-        sampled = (many > 0) & (key % stride == 0) & (key // stride < across.sampled)
-        first_of = across.first + tl.where(sampled, key // stride, 0)
+        sampled = (many > 0) & (key % across.stride == 0)
+        first_of = across.first + tl.where(sampled, key // across.stride, 0)
         age = batches_before - tl.load(first_of, mask=sampled & (count == 1), other=0)
         came += tl.where(sampled & (count == 1), age * many, 0)
-        tl.store(first_of, batches_before, mask=sampled & (count == 0))  # no class is new and was seen once
+        # What is loaded matters for classes seen once only, and this is stored for classes never seen.
+        tl.store(first_of, batches_before, mask=sampled & (count == 0))
     x_sum, y_sum, square_sum, product_sum = tl.sum(xs, 0), tl.sum(ys, 0), tl.sum(x_squares, 0), tl.sum(xys, 0)
     rows = tl.sum(rare_rows, 0)
     direction, seen = tl.load(across.direction), tl.load(across.batches)
@@ -239,17 +238,17 @@ def _see_along(across, before, n_of_runs, n, share, horizon, POSITIONS: tl.const
         tl.store(across.along + 2, squares)
         tl.store(across.along + 3, products)
         tl.store(across.batches, seen)
-    weight_of_batch, most = tl.load(share), tl.cast(across.limit, tl.float32)
+    weight_of_batch = tl.load(sums.share)
     mean_came += weight_of_batch * (tl.sum(came, 0).to(tl.float32) - mean_came)
     mean_waited += weight_of_batch * (waited.to(tl.float32) - mean_waited)
     tl.store(across.returning, mean_came)
     tl.store(across.returning + 1, mean_waited)
     known = mean_waited > _FORGOTTEN
-    usual = tl.div_rn(mean_came, tl.where(known, mean_waited, 1.0)) * batches_before.to(tl.float32)
-    usual = tl.where(batches_before > 0, tl.where(known, tl.minimum(usual, most), most), 1.0)
-    usual = tl.maximum(usual, 1.0)
+    often = tl.div_rn(mean_came, tl.where(known, mean_waited, 1.0))
+    usual = tl.maximum(often * batches_before.to(tl.float32), 1.0)
+    below = tl.where(known, tl.minimum(tl.log(usual) - x, 0.0), 0.0)  # the mean of rare rows
     slope = tl.div_rn(tl.maximum(products - x * y, 0.0), tl.maximum(squares - x * x, _LEAST_SPREAD))
-    tl.store(across.out, y + slope * (tl.log(usual) - x))
+    tl.store(across.out, y + slope * below)
     tl.store(across.out + 1, (seen > 0).to(tl.float32))
 
 
