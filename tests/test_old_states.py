@@ -71,7 +71,9 @@ def test_a_head_of_today_goes_on_from_a_saved_one() -> None:
 def test_a_pickle_with_fewer_running_values_is_completed() -> None:
     head = HebbianSoftmax(4, 6)
     state = head.running.__dict__ | {"_buffers": {**head.running._buffers}}
-    del state["_buffers"]["seen"]
+    for name in ("seen", "returning", "first"):
+        del state["_buffers"][name]
+    del state["_stride"]
     older = RunningStatistics.__new__(RunningStatistics)
     older.__setstate__(state)
     assert older.state_dict().keys() == head.running.state_dict().keys()

@@ -103,7 +103,8 @@ class Variant:
     that were seen fewer than 5 times. "return" reads that line at another c, from 1 up to T: the count that a
     class would have by now if it came as often as classes seen once come. That is large in a curriculum, where a new
     class comes as often as the others from then on. "aged" is the same, but each class counts by the batches since it
-    came first, so that a word that comes again soon, within one article, is not taken for one that comes often.
+    came first, so that a word that comes again soon, within one article, is not taken for one that comes often, and the
+    line is read at its middle at most, also where no class was seen once. The library does that with a sample.
     "rise" raises the row's own component by what makes its logit larger by the logarithm of how much more often a class
     comes that was seen once than one that never was."""
     common: bool = False
@@ -280,7 +281,8 @@ class Rule:
         mean_x, mean_y, square, product = line
         slope = (product - mean_x * mean_y) / (square - mean_x**2).clamp(min=1e-2)
         slope = slope.clamp(min=0) if rising else slope.clamp(max=0)
-        return mean_y + slope * ((0 if at is None else at.log()) - mean_x)
+        away = (0 if at is None else at.log()) - mean_x
+        return mean_y + slope * (away.clamp(max=0) if self.variant.base == "aged" else away)
 
     def _count_of_returning(self, n: Tensor) -> Tensor:
         """Return the count that a class would have by now if it came as often as classes seen once come."""
@@ -289,8 +291,9 @@ class Rule:
             self.first.copy_(torch.where((self.counts == 0) & (n > 0), self.batches - 1, self.first))
             found = torch.stack([ages @ n, ages.sum()])
             often, number = self.returning.lerp_(found, (1 / self.batches).clamp(min=1 / HORIZON))
-        else:
-            _, (often, number) = self._see_firsts(n)
+            count = often / torch.where(number > 0, number, 1.0) * (self.batches - 1)
+            return torch.where(number > 0, count, torch.inf).clamp(min=1)
+        _, (often, number) = self._see_firsts(n)
         return (often / number.clamp(min=1e-6) * (self.batches - 1)).clamp(min=1, max=self.variant.limit)
 
     def _rise(self, n: Tensor) -> Tensor:

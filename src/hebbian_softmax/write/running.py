@@ -221,7 +221,7 @@ class RunningStatistics(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         self._knows_rows = False
         super()._load_from_state_dict(*args)
-        for name in _NUMBERS:  # with assign=True a state of another dtype is taken as it is
-            value = getattr(self, name)
-            setattr(self, name, value.to(torch.promote_types(value.dtype, torch.float32)))
-        self.seen, self.first = self.seen.long(), self.first.long()
+        for name, value in self._buffers.items():  # with assign=True a state of another dtype is taken as it is
+            assert value is not None
+            wide = torch.promote_types(value.dtype, torch.float32) if name in _NUMBERS else torch.int64
+            setattr(self, name, value.to(wide))
