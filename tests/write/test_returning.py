@@ -100,6 +100,13 @@ def test_a_head_that_grows_samples_its_new_classes(by: int) -> None:
     assert twin.running.returning[0] > 0
 
 
+def test_a_sample_that_keeps_its_size_is_spread_over_twice_the_classes() -> None:
+    running = of(1024)
+    running.first.copy_(torch.arange(1024))
+    assert running.grow(2048) == 2
+    assert running.first.tolist() == [*range(0, 1024, 2), *[0] * 512]
+
+
 def test_a_head_that_begins_without_classes_looks_at_those_that_come() -> None:
     head = early_head(FEATURES, 0, write="across")
     head.add_classes(3)
